@@ -1,0 +1,120 @@
+"""Three ways to run L learners of one architecture at once; all compute the same function.
+
+Shapes: L lanes, B rows, C channels, H x W pixels, Y classes, P parameters, F features.
+A lowering takes a plain module and returns apply(params_LP, x_LBCHW, buffers) -> logits_LBY, where
+`buffers` holds per-lane values for the buffers of the module's `Norm` layers.
+
+  loop     one learner after another: the truth
+  vmap     torch.func.vmap over learners: any module that vmap can trace
+  grouped  activations stay [B, L*C, H, W] from input to output: a convolution becomes one grouped
+           convolution, batch norm runs its native kernel over L*C channels
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl2fast.errors import UsageError
+from fl2fast.models.layout import Layout
+from fl2fast.models.norm import Norm, with_explicit_norms
+
+Buffers = Mapping[str, Tensor]
+Apply = Callable[[Tensor, Tensor, Buffers], Tensor]
+
+
+def loop(module: nn.Module) -> Apply:
+    module, layout = with_explicit_norms(deepcopy(module)), Layout.of(dict(module.named_parameters()))
+
+    def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
+        lanes = []
+        for lane, x_BCHW in enumerate(x_LBCHW):
+            own = {name: value[lane] for name, value in buffers.items()}
+            lanes.append(functional_call(module, layout.split(params_LP[lane]) | own, (x_BCHW,)))
+        return torch.stack(lanes)
+
+    return apply
+
+
+def vmap(module: nn.Module) -> Apply:
+    module, layout = with_explicit_norms(deepcopy(module)), Layout.of(dict(module.named_parameters()))
+
+    def one(params_P: Tensor, x_BCHW: Tensor, own: Buffers) -> Tensor:
+        return functional_call(module, layout.split(params_P) | dict(own), (x_BCHW,))
+
+    return torch.func.vmap(one)
+
+
+def grouped(module: nn.Module) -> Apply:
+    layout = Layout.of(dict(module.named_parameters()))
+    module = _with_grouped_layers(with_explicit_norms(deepcopy(module)))
+
+    def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
+        num_lanes = x_LBCHW.shape[0]
+        x = x_LBCHW.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+        logits = functional_call(module, layout.split(params_LP) | dict(buffers), (x,))
+        return logits.unflatten(1, (num_lanes, -1)).transpose(0, 1)
+
+    return apply
+
+
+LOWERINGS: dict[str, Callable[[nn.Module], Apply]] = {
+    "loop": loop,
+    "vmap": vmap,
+    "grouped": grouped,
+}
+
+
+class _GroupedConv2d(nn.Module):
+    """weight [L, out, in, h, w]: every lane convolves its own block of channels."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.conv = conv.weight, conv.bias, [conv]  # a list: not a child
+
+    def forward(self, x: Tensor) -> Tensor:
+        (conv,) = self.conv
+        weight, bias = self.weight, self.bias
+        return F.conv2d(
+            x,
+            weight.flatten(0, 1),
+            None if bias is None else bias.flatten(),
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            groups=weight.shape[0] * conv.groups,
+        )
+
+
+class _GroupedLinear(nn.Module):
+    """weight [L, out, in]: every lane multiplies its own block of features, as one bmm."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_LBF = x.unflatten(1, (self.weight.shape[0], -1)).transpose(0, 1)
+        out_LBF = x_LBF @ self.weight.mT
+        if self.bias is not None:
+            out_LBF = out_LBF + self.bias[:, None]
+        return out_LBF.transpose(0, 1).flatten(1)
+
+
+def _with_grouped_layers(module: nn.Module) -> nn.Module:
+    for name, child in list(module.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        if type(child) is nn.Conv2d and child.padding_mode == "zeros":
+            setattr(module.get_submodule(parent), leaf, _GroupedConv2d(child))
+        elif type(child) is nn.Linear:
+            setattr(module.get_submodule(parent), leaf, _GroupedLinear(child))
+        elif not isinstance(child, Norm) and any(True for _ in child.parameters(recurse=False)):
+            raise UsageError(
+                f"the grouped lowering has no form for the model's layer {name!r} "
+                f"({type(child).__name__}); it knows Conv2d, Linear and BatchNorm2d: use "
+                "--lowering vmap"
+            )
+    return module
