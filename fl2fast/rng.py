@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# A purpose is half of the key: two purposes never share a stream. Append only; the order is the key.
+# A purpose is half of the key, so no two share a stream. Append only: the position is the key.
 PURPOSES = (
     "init",
     "labelled split",
@@ -90,5 +90,3 @@ def torch_seeded(seed: int, purpose: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(shuffle_keys(seed, purpose)))
         yield
-
-

@@ -1,0 +1,1 @@
+"""Everything is an index into one resident uint8 tensor."""

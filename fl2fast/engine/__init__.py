@@ -1,0 +1,1 @@
+"""One communication round on stacked learners; knows no method by name."""

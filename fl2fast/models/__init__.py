@@ -1,0 +1,78 @@
+"""Architectures by name, and the lane axis that runs many learners of one at once."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fl2fast.errors import UsageError
+from fl2fast.models.cnn import SmallCNN
+from fl2fast.models.wrn import WideResNet
+
+MODEL_NAMES = (
+    "cnn, wrn-DEPTH-WIDTH with DEPTH = 6n+4 (such as wrn-28-2), or path/to/file.py:factory"
+)
+
+Factory = Callable[[int], nn.Module]
+
+
+def find_model(name: str) -> Factory:
+    """A function from the number of classes to a freshly initialised module."""
+    if ".py:" in name:
+        return _load_factory(name)
+    if name == "cnn":
+        return SmallCNN
+    match = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    if match is None:
+        raise UsageError(f"unknown model {name!r}: choose {MODEL_NAMES}")
+    depth, widen = int(match[1]), int(match[2])
+    if depth < 10 or (depth - 4) % 6:
+        raise UsageError(
+            f"model {name!r} has depth {depth}, but a WideResNet's is 6n+4: 10, 16, 22, 28, ..."
+        )
+    if widen < 1:
+        raise UsageError(f"model {name!r} has width {widen}, but it must be at least 1")
+    return lambda num_classes: WideResNet(depth, widen, num_classes)
+
+
+def _load_factory(name: str) -> Factory:
+    path, _, attribute = name.rpartition(":")
+    if not Path(path).is_file():
+        raise UsageError(f"model file {path!r} does not exist: give path/to/file.py:factory")
+    spec = importlib.util.spec_from_file_location("fl2fast_user_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    source = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(source)
+    except Exception as error:  # the user's own file: whatever it raises is the news
+        raise UsageError(f"model file {path!r} cannot be imported: {error!r}") from error
+    factory = getattr(source, attribute, None)
+    if not callable(factory):
+        raise UsageError(f"model file {path!r} has no function {attribute!r}: define it there")
+    return factory  # type: ignore[return-value]
+
+
+def in_channels(module: nn.Module) -> int:
+    """Image channels the module expects: those of its first convolution, else 3."""
+    convs = (m for m in module.modules() if isinstance(m, nn.Conv2d))
+    return next((conv.in_channels for conv in convs), 3)
+
+
+def check_module(module: object, name: str, image_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse a module that does not map images to one logit per class."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model {name!r} returned {type(module).__name__}, not an nn.Module")
+    try:
+        with torch.no_grad():
+            shape = tuple(module.eval()(torch.zeros(2, *image_shape)).shape)
+    except Exception as error:  # the user's own forward: whatever it raises is the news
+        raise UsageError(f"model {name!r} fails on images of {image_shape}: {error}") from error
+    if shape != (2, num_classes):
+        raise UsageError(
+            f"model {name!r} maps 2 images to a tensor of shape {shape}, but it must be "
+            f"(2, {num_classes}): one logit per class"
+        )

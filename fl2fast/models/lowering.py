@@ -27,7 +27,10 @@ Apply = Callable[[Tensor, Tensor, Buffers], Tensor]
 
 
 def loop(module: nn.Module) -> Apply:
-    module, layout = with_explicit_norms(deepcopy(module)), Layout.of(dict(module.named_parameters()))
+    module, layout = (
+        with_explicit_norms(deepcopy(module)),
+        Layout.of(dict(module.named_parameters())),
+    )
 
     def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
         lanes = []
@@ -40,7 +43,10 @@ def loop(module: nn.Module) -> Apply:
 
 
 def vmap(module: nn.Module) -> Apply:
-    module, layout = with_explicit_norms(deepcopy(module)), Layout.of(dict(module.named_parameters()))
+    module, layout = (
+        with_explicit_norms(deepcopy(module)),
+        Layout.of(dict(module.named_parameters())),
+    )
 
     def one(params_P: Tensor, x_BCHW: Tensor, own: Buffers) -> Tensor:
         return functional_call(module, layout.split(params_P) | dict(own), (x_BCHW,))

@@ -1,0 +1,112 @@
+"""From accepted rows to waves: which lanes take which step together.
+
+Lanes are independent, so only the order of a lane's own steps is fixed. A wave is a set of lanes
+whose next batches are of one kind (full or partial; no row sure, some, or all), so that full
+batches run the native batch norm, cheap steps stay cheap, a finished lane costs nothing, and a cap
+on the width of a wave bounds memory. All of this is decided on the host before any step runs.
+
+Shapes: L lanes, G lanes of one wave, M rows of a client, B rows of a batch.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl2fast import rng
+from fl2fast.methods.method import Sureness
+
+
+class LaneBatch(NamedTuple):
+    """One step of one lane."""
+
+    epoch: int
+    position_B: np.ndarray  # positions among the client's M rows
+
+
+class Wave(NamedTuple):
+    lane_G: np.ndarray
+    epoch_G: np.ndarray
+    position_GB: np.ndarray  # dead rows repeat the lane's first position
+    row_GB: np.ndarray | None  # None: every row is live
+    sureness: Sureness
+
+
+def shuffled_batches(
+    keep_LM: np.ndarray,
+    seed_L: Tensor,
+    client_L: Tensor,
+    *,
+    purpose: str,
+    round: int,
+    epochs: int,
+    batch_size: int,
+) -> list[list[LaneBatch]]:
+    """Every lane's steps: each epoch a keyed shuffle of its kept rows, the last batch short."""
+    num_lanes, num_rows = keep_LM.shape
+    epoch, row = torch.arange(epochs), torch.arange(num_rows)
+    place = (round, client_L[:, None, None], epoch[:, None], row)
+    keys_LEM = rng.shuffle_keys(seed_L[:, None, None], purpose, *place).numpy()
+    plan = []
+    for lane in range(num_lanes):
+        kept = np.flatnonzero(keep_LM[lane])
+        steps = []
+        for e in range(epochs):
+            order = kept[np.argsort(keys_LEM[lane, e, kept], kind="stable")]
+            cuts = range(0, len(order), batch_size)
+            steps += [LaneBatch(e, order[cut : cut + batch_size]) for cut in cuts]
+        plan.append(steps)
+    return plan
+
+
+def make_waves(
+    steps: Sequence[Sequence[LaneBatch]],
+    sure_LM: np.ndarray | None,
+    *,
+    batch_size: int,
+    chunk: int = 0,
+) -> list[Wave]:
+    """Greedily run the kind of step that most lanes are ready for; `chunk` caps a wave's lanes."""
+    cap = chunk or len(steps)
+    kinds = [
+        [_kind(batch, lane, sure_LM, batch_size) for batch in own] for lane, own in enumerate(steps)
+    ]
+    done = [0] * len(steps)
+    waves = []
+    while True:
+        ready: dict[tuple[bool, Sureness], list[int]] = defaultdict(list)
+        for lane, own in enumerate(kinds):
+            if done[lane] < len(own):
+                ready[own[done[lane]]].append(lane)
+        if not ready:
+            return waves
+        (_, sureness), lanes = max(ready.items(), key=lambda group: (len(group[1]), group[0]))
+        for cut in range(0, len(lanes), cap):
+            members = lanes[cut : cut + cap]
+            waves.append(_wave(members, [steps[lane][done[lane]] for lane in members], sureness))
+        for lane in lanes:
+            done[lane] += 1
+
+
+def _kind(
+    batch: LaneBatch, lane: int, sure_LM: np.ndarray | None, batch_size: int
+) -> tuple[bool, Sureness]:
+    full = len(batch.position_B) == batch_size
+    if sure_LM is None:
+        return full, "none"
+    sure = sure_LM[lane, batch.position_B]
+    return full, "all" if sure.all() else "some" if sure.any() else "none"
+
+
+def _wave(lanes: list[int], batches: list[LaneBatch], sureness: Sureness) -> Wave:
+    sizes = np.array([len(batch.position_B) for batch in batches])
+    width = sizes.max()
+    position_GB = np.repeat([batch.position_B[:1] for batch in batches], width, axis=1)
+    for own, batch in zip(position_GB, batches, strict=True):
+        own[: len(batch.position_B)] = batch.position_B
+    row_GB = None if (sizes == width).all() else np.arange(width) < sizes[:, None]
+    epoch_G = np.array([batch.epoch for batch in batches])
+    return Wave(np.array(lanes), epoch_G, position_GB, row_GB, sureness)

@@ -1,0 +1,80 @@
+"""One architecture, ready to run: many learners at once to train, one at a time to be asked.
+
+Shapes: L lanes, B rows, C channels, H x W pixels, Y classes, P parameters, Q norm channels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp
+
+from fl2fast.models.layout import Layout
+from fl2fast.models.lowering import LOWERINGS, Apply
+from fl2fast.models.norm import Norm, with_explicit_norms
+
+
+class Stats(NamedTuple):
+    """The static batch-norm statistics of one learner, all layers side by side."""
+
+    mean_Q: Tensor
+    var_Q: Tensor
+
+
+@dataclass(frozen=True)
+class Network:
+    layout: Layout  # which of the P columns is which parameter
+    norms: Layout  # which of the Q columns is which norm layer
+    weights_P: Tensor  # 1 where a parameter is a weight, 0 where it is a bias
+    apply: Apply
+    module: nn.Module  # explicit norms, one learner
+
+    @staticmethod
+    def of(module: nn.Module, lowering: str, like: Tensor) -> "Network":
+        """`like` gives dtype and device; the module's own parameter values are not used."""
+        layout = Layout.of(dict(module.named_parameters()))
+        apply = LOWERINGS[lowering](module)
+        single = with_explicit_norms(module)
+        norms = {name: m.weight for name, m in single.named_modules() if isinstance(m, Norm)}
+        return Network(layout, Layout.of(norms), layout.mask("weight", like), apply, single)
+
+    def forward(self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None) -> Tensor:
+        """logits_LBY with batch statistics over the live rows (None: all are live)."""
+        rows = {} if row_LB is None else {f"{name}.row": row_LB for name in self.norms.names}
+        return self.apply(params_LP, x_LBCHW, rows)
+
+    def pullback(
+        self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """`forward`'s logits and the map from a cotangent of them to grad_LP; call it at will."""
+        logits_LBY, pull = vjp(lambda params: self.forward(params, x_LBCHW, row_LB), params_LP)
+        return logits_LBY, lambda cotangent_LBY: pull(cotangent_LBY)[0]
+
+    def infer(self, params_P: Tensor, stats: Stats, x_BCHW: Tensor) -> Tensor:
+        """logits_BY of one learner with static statistics."""
+        given = {f"{name}.mean": mean for name, mean in self.norms.split(stats.mean_Q).items()}
+        given |= {f"{name}.var": var for name, var in self.norms.split(stats.var_Q).items()}
+        return functional_call(self.module, self.layout.split(params_P) | given, (x_BCHW,))
+
+    def moments(self, params_P: Tensor, x_BCHW: Tensor) -> Stats:
+        """Mean and unbiased variance that each norm layer sees when this batch passes through."""
+        mean, var = {}, {}
+
+        def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                var[name], mean[name] = torch.var_mean(inputs[0], (0, 2, 3), correction=1)
+
+            return hook
+
+        hooks = [
+            self.module.get_submodule(name).register_forward_pre_hook(look(name))
+            for name in self.norms.names
+        ]
+        try:
+            functional_call(self.module, self.layout.split(params_P), (x_BCHW,))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return Stats(self.norms.join(mean), self.norms.join(var))

@@ -1,0 +1,290 @@
+"""Replay a recorded round of (FL)^2 through the engine and measure how far each array is off.
+
+The replay is one chain from the recorded initial state: only batches, rows and views come from the
+trace; every weight, label and statistic is the engine's own.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl2fast.data.plan import LaneBatch, Wave, make_waves
+from fl2fast.engine.local import train_lanes
+from fl2fast.engine.server import aggregate, aggregation_weights, recalibrate
+from fl2fast.errors import UsageError
+from fl2fast.experiment import DTYPES
+from fl2fast.methods import METHODS
+from fl2fast.methods.method import Batch, PseudoLabels
+from fl2fast.models.layout import Layout
+from fl2fast.models.network import Network, Stats
+from fl2fast.models.wrn import WideResNet
+from fl2fast.optim import SGD
+
+EXACT = 0.0
+# float32 rounding alone flips ReLU units, so that later weights are shown, not judged.
+TOLERANCES: dict[str, dict[str, float | None]] = {
+    "float64": {},
+    "float32": {
+        "sbn0": 1e-4,
+        "probs": 1e-4,
+        "tau": 1e-4,
+        "tau_c": 1e-4,
+        "beta": 1e-4,
+        "step0/grads": 5e-2,
+    },
+}
+
+
+class Check(NamedTuple):
+    stage: str
+    error: float  # max|a-b| / max|b|; the share of unequal entries for labels and masks
+    tolerance: float | None  # None: shown, but only has to be finite
+
+    @property
+    def passed(self) -> bool:
+        return bool(np.isfinite(self.error)) and (
+            self.tolerance is None or self.error <= self.tolerance
+        )
+
+
+class Trace:
+    """The arrays of one recorded round, and its configuration."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                self.arrays = {name: archive[name] for name in archive.files}
+            self.config: dict[str, Any] = json.loads(str(self.arrays.pop("config")))
+        except FileNotFoundError as error:
+            raise UsageError(f"trace {str(path)!r} does not exist: give a TRACE.npz") from error
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UsageError(
+                f"trace {str(path)!r} is not a whole trace ({reason}): record or copy it again"
+            ) from error
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise UsageError(
+                f"trace {str(self.path)!r} lacks the array {name!r}: record or copy it again"
+            ) from None
+
+    def setting(self, name: str) -> Any:
+        try:
+            return self.config[name]
+        except KeyError:
+            raise UsageError(
+                f"trace {str(self.path)!r} has no {name!r} in its config: record it again"
+            ) from None
+
+    def row(self, prefix: str, layout: Layout) -> np.ndarray:
+        """The parameter tree under `prefix` as one row [P]; a momentum never used is zero."""
+        if "momentum" in prefix and not any(n.startswith(f"{prefix}/") for n in self.arrays):
+            return np.zeros(layout.width)
+        return np.concatenate([self[f"{prefix}/{name}"].ravel() for name in layout.names])
+
+    def count(self, pattern: str) -> int:
+        num = 0
+        while pattern.format(num) in self.arrays:
+            num += 1
+        return num
+
+
+def verify(trace: Trace, lowering: str, dtype: str) -> list[Check]:
+    """Replay the round; the largest error of every stage, in the order in which they happen."""
+    worst: dict[str, float] = {}
+    for stage, ours, recorded in _Replay(trace, lowering, DTYPES[dtype]).run():
+        worst[stage] = max(worst.get(stage, 0.0), _error(ours, recorded))
+    return [Check(stage, error, _tolerance(stage, dtype)) for stage, error in worst.items()]
+
+
+def _tolerance(stage: str, dtype: str) -> float | None:
+    if stage in ("y", "keep", "sure"):
+        return EXACT
+    return 1e-9 if dtype == "float64" else TOLERANCES["float32"].get(stage)
+
+
+def _error(ours: Tensor, recorded: np.ndarray) -> float:
+    a = ours.detach().cpu().numpy()
+    if a.shape != recorded.shape:
+        return float("inf")
+    if recorded.dtype.kind in "bi":
+        return float(np.mean(a != recorded)) if a.size else 0.0
+    gap = np.abs(a.astype(np.float64) - recorded)
+    if not np.isfinite(gap).all():
+        return float("inf")
+    return float(gap.max(initial=0.0) / max(np.abs(recorded).max(initial=0.0), 1e-300))
+
+
+Triple = tuple[str, Tensor, np.ndarray]
+
+
+class _Replay:
+    def __init__(self, trace: Trace, lowering: str, dtype: torch.dtype) -> None:
+        get = trace.setting
+        if get("method") != "flfl" or get("model") != "wrn":
+            raise UsageError(
+                f"trace {str(trace.path)!r} is of {get('method')!r} with {get('model')!r}; only "
+                "'flfl' with 'wrn' can be replayed"
+            )
+        self.trace, self.dtype, self.num_clients = trace, dtype, get("clients")
+        module = WideResNet(get("depth"), get("widen"), get("classes"))
+        self.net = Network.of(module, lowering, torch.zeros((), dtype=dtype))
+        method = METHODS["flfl"](
+            rho=get("rho"), eta=get("eta"), sure=get("tau_f"), w_a=get("w_a"), w_cs=get("w_cs")
+        )
+        assert method.client is not None
+        self.client, self.server_grads = method.client, method.server_grads
+        self.sgd = SGD(
+            get("lr"), get("momentum"), get("nesterov"), get("weight_decay"), get("clip")
+        )
+        self.batch_size, self.decay = get("batch"), get("aggregate_momentum")
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.dtype)
+
+    def row(self, prefix: str) -> Tensor:
+        return self.tensor(self.trace.row(prefix, self.net.layout))[None]
+
+    def run(self) -> Iterator[Triple]:
+        global0_SP = self.row("global0")
+        stats0 = self._statistics(global0_SP[0])
+        yield from self._compare_statistics("sbn0", stats0)
+
+        labels, probs = self._label(global0_SP[0], stats0)
+        yield from self._compare_labels(labels, probs)
+
+        yield from self._first_grads(global0_SP, labels)
+        clients_LP, momentum_LP = self._train_clients(global0_SP, labels)
+        for c in range(self.num_clients):
+            yield from self._compare_tree("params1", clients_LP[c], f"client{c}/params1")
+            yield from self._compare_tree("momentum1", momentum_LP[c], f"client{c}/momentum1")
+
+        beta_SK = aggregation_weights(self.client.weight(labels)[None])
+        yield "beta", beta_SK[0], self.trace["beta"]
+        params_SP, buffer_SP = aggregate(
+            global0_SP, self.row("aggregate_momentum0"), clients_LP[None], beta_SK, self.decay
+        )
+        yield from self._compare_tree("aggregated", params_SP[0])
+        yield from self._compare_tree("aggregate_momentum1", buffer_SP[0])
+
+        global1_SP, server_SP = train_lanes(
+            self.net,
+            self.server_grads,
+            self.sgd,
+            params_SP,
+            self.row("server_momentum0"),
+            self._server_batches(),
+        )
+        yield from self._compare_tree("global1", global1_SP[0])
+        yield from self._compare_tree("server_momentum1", server_SP[0])
+        stats1 = self._statistics(global1_SP[0])
+        yield from self._compare_statistics("sbn1", stats1)
+        logits = self.net.infer(global1_SP[0], stats1, self.tensor(self.trace["test/x"]))
+        yield "test/logits", logits, self.trace["test/logits"]
+
+    def _statistics(self, params_P: Tensor) -> Stats:
+        num = self.trace.count("sbn_batch{}")
+        batches = (self.tensor(self.trace[f"sbn_batch{i}"]) for i in range(max(num, 1)))
+        return recalibrate(self.net, params_P, batches)
+
+    def _label(self, params_P: Tensor, stats: Stats) -> tuple[PseudoLabels, list[Tensor]]:
+        weak = [self.tensor(self.trace[f"client{c}/weak"]) for c in range(self.num_clients)]
+        probs = [self.net.infer(params_P, stats, x).softmax(-1) for x in weak]
+        size_L = torch.tensor([len(p) for p in probs])
+        live_LM = torch.arange(int(size_L.max())) < size_L[:, None]
+        padded = torch.nn.utils.rnn.pad_sequence(probs, batch_first=True)
+        return self.client.label(lambda: padded, live_LM, None), probs
+
+    def _steps(self) -> list[list[LaneBatch]]:
+        """Every client's recorded batches; the step number stands in the epoch's place."""
+        return [
+            [
+                LaneBatch(t, self.trace[f"client{c}/step{t}/rows"])
+                for t in range(self.trace.count(f"client{c}/step{{}}/rows"))
+            ]
+            for c in range(self.num_clients)
+        ]
+
+    def _batch(self, wave: Wave, labels: PseudoLabels) -> Batch:
+        lane, position = torch.from_numpy(wave.lane_G), torch.from_numpy(wave.position_GB)
+        views = torch.zeros(
+            *position.shape, *self.trace["client0/weak"].shape[1:], dtype=self.dtype
+        )
+        for g, (c, t) in enumerate(zip(wave.lane_G, wave.epoch_G, strict=True)):
+            strong = self.tensor(self.trace[f"client{c}/step{t}/strong"])
+            views[g, : len(strong)] = strong
+        row = None if wave.row_GB is None else torch.from_numpy(wave.row_GB)
+        keep = labels.keep_LM[lane[:, None], position]
+        keep = keep if row is None else keep & row
+        assert labels.sure_LM is not None
+        sure = keep & labels.sure_LM[lane[:, None], position]
+        y = labels.y_LM[lane[:, None], position]
+        return Batch(lane, views, y, row, keep, sure, wave.sureness)
+
+    def _waves(self, steps: list[list[LaneBatch]], labels: PseudoLabels) -> list[Wave]:
+        assert labels.sure_LM is not None
+        return make_waves(steps, labels.sure_LM.numpy(), batch_size=self.batch_size)
+
+    def _first_grads(self, params_SP: Tensor, labels: PseudoLabels) -> Iterator[Triple]:
+        first = [own[:1] for own in self._steps()]
+        for wave in self._waves(first, labels):
+            batch = self._batch(wave, labels)
+            grad_LP = self.client.grads(self.net, params_SP.repeat(len(wave.lane_G), 1), batch)
+            for c, grad_P in zip(wave.lane_G, grad_LP, strict=True):
+                yield from self._compare_tree("step0/grads", grad_P, f"client{c}/step0/grads")
+
+    def _train_clients(self, params_SP: Tensor, labels: PseudoLabels) -> tuple[Tensor, Tensor]:
+        buffers = [self.row(f"client{c}/momentum0") for c in range(self.num_clients)]
+        return train_lanes(
+            self.net,
+            self.client.grads,
+            self.sgd,
+            params_SP.repeat(self.num_clients, 1),
+            torch.cat(buffers),
+            (self._batch(wave, labels) for wave in self._waves(self._steps(), labels)),
+        )
+
+    def _server_batches(self) -> Iterator[Batch]:
+        for t in range(self.trace.count("server/step{}/x")):
+            y = torch.from_numpy(self.trace[f"server/step{t}/y"])[None]
+            x = self.tensor(self.trace[f"server/step{t}/x"])[None]
+            all_rows = torch.ones_like(y, dtype=torch.bool)
+            none = torch.zeros_like(all_rows)
+            yield Batch(torch.tensor([0]), x, y, None, all_rows, none, "none")
+
+    def _compare_tree(self, stage: str, ours_P: Tensor, prefix: str = "") -> Iterator[Triple]:
+        recorded_P = torch.from_numpy(self.trace.row(prefix or stage, self.net.layout))
+        recorded = self.net.layout.split(recorded_P)
+        for name, ours in self.net.layout.split(ours_P).items():
+            yield stage, ours, recorded[name].numpy()
+
+    def _compare_statistics(self, stage: str, stats: Stats) -> Iterator[Triple]:
+        for name in self.net.norms.names:
+            for kind, flat in (("mean", stats.mean_Q), ("var", stats.var_Q)):
+                yield stage, self.net.norms.split(flat)[name], self.trace[f"{stage}/{name}.{kind}"]
+
+    def _compare_labels(self, labels: PseudoLabels, probs: list[Tensor]) -> Iterator[Triple]:
+        assert labels.tau_L is not None
+        assert labels.tau_LY is not None
+        assert labels.sure_LM is not None
+        for c, p in enumerate(probs):
+            own = {
+                "probs": p,
+                "tau": labels.tau_L[c],
+                "tau_c": labels.tau_LY[c],
+                "y": labels.y_LM[c, : len(p)],
+                "keep": labels.keep_LM[c, : len(p)],
+                "sure": labels.sure_LM[c, : len(p)],
+            }
+            for name, ours in own.items():
+                yield name, ours, self.trace[f"client{c}/{name}"]
