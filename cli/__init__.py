@@ -1,0 +1,1 @@
+"""The `fl2fast` command: parses, calls the library, prints. No logic of its own."""

@@ -21,7 +21,7 @@ def evaluate(world: World, state: ServerState) -> list[tuple[float, float]]:
             world.test_images.split(INFER_ROWS), world.test_labels.split(INFER_ROWS), strict=True
         )
         for images, y in batches:
-            x = normalise(images, world.mean, world.std, world.network.weights_P.dtype)
+            x = normalise(images, world.mean, world.std)
             logits = world.network.infer(params_P, stats, x)
             correct += (logits.argmax(-1) == y).sum()
             loss += cross_entropy(logits, y, reduction="sum")

@@ -293,15 +293,15 @@ def test_views_places_and_purposes_are_independent() -> None:
     assert correlation.abs().max() < 6 / MANY**0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normalise(dtype: torch.dtype) -> None:
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     images = noise(6, (3, 8, 9)).view(2, 3, 3, 8, 9)
-    got = normalise(images, mean, std, dtype)
+    got = normalise(images, torch.tensor(mean, dtype=dtype), torch.tensor(std, dtype=dtype))
     assert got.dtype == dtype
     for c in range(3):
         exact = (images[:, :, c].double() / 255 - mean[c]) / std[c]
-        tolerance = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float64: 1e-14}[dtype]
+        tolerance = {torch.float32: 1e-6, torch.float64: 1e-14}[dtype]
         assert (got[:, :, c].double() - exact).abs().max() < tolerance
 
 
@@ -313,7 +313,8 @@ def test_nothing_reads_a_device_tensor(channels: int) -> None:
     view = strong(weak(images, draws), draws)
     assert view.device.type == "meta"
     assert view.shape == images.shape
-    normalised = normalise(view, (0.5,) * channels, (0.2,) * channels, torch.float32)
+    constants = torch.full((channels,), 0.5, device="meta")
+    normalised = normalise(view, constants, constants)
     assert normalised.shape == images.shape
     with pytest.raises((NotImplementedError, RuntimeError)):
         images.nonzero()

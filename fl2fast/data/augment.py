@@ -14,7 +14,7 @@ Shapes: N images, C channels (3, or 1 for grey), H rows, W columns, P = H*W pixe
 B = 256 grey levels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -92,14 +92,10 @@ def strong(image_NCHW: Tensor, draws: ViewDraws, *, flip: bool = True) -> Tensor
     return _cutout(view_NCHW, draws.cutout)
 
 
-def normalise(
-    image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """(image / 255 - mean) / std per channel of uint8 [..., C, H, W], rounded to `dtype` once."""
-    wide = torch.promote_types(dtype, torch.float32)
-    mean_C11 = _ship(torch.tensor(mean, dtype=wide)[:, None, None], image.device)
-    std_C11 = _ship(torch.tensor(std, dtype=wide)[:, None, None], image.device)
-    return image.to(wide).div_(255).sub_(mean_C11).div_(std_C11).to(dtype)
+def normalise(image: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
+    """(image / 255 - mean) / std per channel of uint8 [..., C, H, W], in the dtype of `mean`."""
+    scaled = image.to(mean_C.dtype).div_(255)
+    return scaled.sub_(mean_C[:, None, None]).div_(std_C[:, None, None])
 
 
 def _below(bound: int, word: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def make_batches(
         images = world.images[lanes.row_LM[lane, position]]
         augment = strong if view == "strong" else weak
         pixels = augment(images, draws, flip=world.experiment.flip)
-        views = normalise(pixels, world.mean, world.std, world.network.weights_P.dtype)
+        views = normalise(pixels, world.mean, world.std)
         yield from _batches_of(block, views, lane, position, targets)
 
 

@@ -38,7 +38,7 @@ def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tenso
             draws = draw_views(seed, "pseudo-label view", *place, 0)
             rows = lanes.row_LM[lane_R.to(world.device), position_R.to(world.device)]
             pixels = weak(world.images[rows], draws, flip=world.experiment.flip)
-            x = normalise(pixels, world.mean, world.std, world.network.weights_P.dtype)
+            x = normalise(pixels, world.mean, world.std)
             probs.append(world.network.infer(state.params_SP[s], state.stats_S[s], x).softmax(-1))
     return pad_sequence(
         list(torch.cat(probs).split(list(map(int, lanes.size_L)))), batch_first=True

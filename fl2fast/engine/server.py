@@ -128,4 +128,4 @@ def _recalibration_batches(
 def clean_views(world: World, images: Tensor, rows: np.ndarray) -> Tensor:
     """Un-augmented, normalised images."""
     chosen = images[torch.from_numpy(rows).to(images.device)]
-    return normalise(chosen, world.mean, world.std, world.network.weights_P.dtype)
+    return normalise(chosen, world.mean, world.std)

@@ -74,6 +74,28 @@ LOWERINGS: dict[str, Callable[[nn.Module], Apply]] = {
 }
 
 
+def check_lowering(module: nn.Module, name: str, image_shape: tuple[int, ...]) -> None:
+    """Refuse a module that a faster lowering would compute differently from `loop`.
+
+    A forward may do what no layer shows, such as a reshape over channels; only running it tells.
+    """
+    module = deepcopy(module).double()
+    num_params = sum(p.numel() for p in module.parameters())
+    params_LP = torch.linspace(-0.5, 0.5, 2 * num_params, dtype=torch.float64).view(2, -1).sin()
+    numel = 2 * 4 * torch.Size(image_shape).numel()
+    x_LBCHW = torch.linspace(0, 50, numel, dtype=torch.float64).sin().view(2, 4, *image_shape)
+    try:
+        expected = loop(module)(params_LP, x_LBCHW, {})
+        actual = LOWERINGS[name](module)(params_LP, x_LBCHW, {})
+        same = actual.shape == expected.shape and torch.allclose(actual, expected, atol=1e-9)
+        reason = "gives other outputs than one learner at a time"
+    except RuntimeError as error:
+        same, reason = False, f"fails ({str(error).splitlines()[0]})"
+    if not same:
+        others = "vmap or loop" if name == "grouped" else "loop"
+        raise UsageError(f"the model under --lowering {name} {reason}: use --lowering {others}")
+
+
 class _GroupedConv2d(nn.Module):
     """weight [L, out, in, h, w]: every lane convolves its own block of channels."""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
@@ -49,7 +48,8 @@ class Network:
         self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None
     ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """`forward`'s logits and the map from a cotangent of them to grad_LP; call it at will."""
-        logits_LBY, pull = vjp(lambda params: self.forward(params, x_LBCHW, row_LB), params_LP)
+        value = vjp(lambda params: self.forward(params, x_LBCHW, row_LB), params_LP)
+        logits_LBY, pull = value[0], value[1]
         return logits_LBY, lambda cotangent_LBY: pull(cotangent_LBY)[0]
 
     def infer(self, params_P: Tensor, stats: Stats, x_BCHW: Tensor) -> Tensor:
@@ -60,21 +60,8 @@ class Network:
 
     def moments(self, params_P: Tensor, x_BCHW: Tensor) -> Stats:
         """Mean and unbiased variance that each norm layer sees when this batch passes through."""
-        mean, var = {}, {}
-
-        def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-            def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-                var[name], mean[name] = torch.var_mean(inputs[0], (0, 2, 3), correction=1)
-
-            return hook
-
-        hooks = [
-            self.module.get_submodule(name).register_forward_pre_hook(look(name))
-            for name in self.norms.names
-        ]
-        try:
-            functional_call(self.module, self.layout.split(params_P), (x_BCHW,))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return Stats(self.norms.join(mean), self.norms.join(var))
+        seen = Stats(params_P.new_zeros(self.norms.width), params_P.new_ones(self.norms.width))
+        tracked = {f"{name}.seen_mean": t for name, t in self.norms.split(seen.mean_Q).items()}
+        tracked |= {f"{name}.seen_var": t for name, t in self.norms.split(seen.var_Q).items()}
+        functional_call(self.module, self.layout.split(params_P) | tracked, (x_BCHW,))
+        return seen

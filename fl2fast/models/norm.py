@@ -16,7 +16,8 @@ class Norm(nn.Module):
     """Given `mean` and `var` it uses them; else the batch's own, over the live rows of `row`.
 
     The buffers are filled by `functional_call`, never stored: nothing is tracked while a client
-    trains (static batch norm), and the perturbed pass of SACR cannot touch a statistic.
+    trains (static batch norm), and the perturbed pass of SACR cannot touch a statistic. Given
+    `seen_mean` and `seen_var` it writes what it saw there, as recalibration asks.
     """
 
     weight: Tensor
@@ -24,11 +25,13 @@ class Norm(nn.Module):
     row: Tensor | None
     mean: Tensor | None
     var: Tensor | None
+    seen_mean: Tensor | None
+    seen_var: Tensor | None
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
-        for name in ("row", "mean", "var"):
+        for name in ("row", "mean", "var", "seen_mean", "seen_var"):
             self.register_buffer(name, None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,7 +40,10 @@ class Norm(nn.Module):
             mean, var = self.mean.reshape(-1), self.var.reshape(-1)
             return F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
         if self.row is None:
-            return F.batch_norm(x, None, None, weight, bias, training=True, eps=self.eps)
+            # momentum 1: the native kernel's running statistics are this batch's own
+            return F.batch_norm(
+                x, self.seen_mean, self.seen_var, weight, bias, True, momentum=1.0, eps=self.eps
+            )
         row_LB = self.row.reshape(-1, x.shape[0])
         num_lanes = row_LB.shape[0]
         x_BLCHW = x.unflatten(1, (num_lanes, -1))

@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 def _stage(num_blocks: int, width_in: int, width_out: int, stride: int) -> nn.Sequential:
-    blocks = OrderedDict(block0=Block(width_in, width_out, stride))
+    blocks: OrderedDict[str, nn.Module] = OrderedDict(block0=Block(width_in, width_out, stride))
     for b in range(1, num_blocks):
         blocks[f"block{b}"] = Block(width_out, width_out, 1)
     return nn.Sequential(blocks)

@@ -1,0 +1,41 @@
+"""fl2fast: one entry point, one way to fail."""
+
+import sys
+
+import click
+
+from fl2fast.cli.train import train_command
+from fl2fast.cli.verify import verify_command
+from fl2fast.errors import UsageError
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fl2fast")
+@click.pass_context
+def fl2fast(context: click.Context) -> None:
+    """Federated semi-supervised learning, all clients and seeds trained at once."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+fl2fast.add_command(train_command)
+fl2fast.add_command(verify_command)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command; bad input is one sentence on stderr and exit code 2."""
+    try:
+        code = fl2fast.main(args, prog_name="fl2fast", standalone_mode=False)
+    except UsageError as error:
+        code = _refuse(str(error))
+    except click.ClickException as error:
+        code = _refuse(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("fl2fast: interrupted", err=True)
+        code = 130
+    sys.exit(code)
+
+
+def _refuse(message: str) -> int:
+    click.echo(f"fl2fast: {' '.join(message.split())}", err=True)
+    return 2

@@ -1,0 +1,3 @@
+from fl2fast.cli.main import main
+
+main()

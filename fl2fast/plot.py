@@ -1,0 +1,48 @@
+"""Learning curves: test accuracy and the pseudo-label diagnostics of the paper's Fig. 3."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+PANELS = (
+    ("test_accuracy", "test accuracy (%)"),
+    ("pseudo_label_accuracy", "pseudo-label accuracy (%)"),
+    ("label_ratio", "label ratio (%)"),
+    ("correct_ratio", "correct label ratio (%)"),
+    ("wrong_ratio", "wrong label ratio (%)"),
+    ("cw_ratio", "correct / wrong"),
+)
+
+
+def draw_curves(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Mean over seeds, one line a run, with a band from the lowest to the highest seed."""
+    figure, axes = plt.subplots(2, 3, figsize=(10.5, 5.6), layout="constrained")
+    for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
+        for colour, (label, rows) in enumerate(runs.items()):
+            _draw(axis, rows, name, label, f"C{colour}")
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("round", fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(fontsize=9, frameon=False)
+    figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def _draw(axis: Any, rows: list[dict[str, Any]], name: str, label: str, colour: str) -> None:
+    by_round: dict[int, list[float]] = {}
+    for row in rows:
+        if row[name] is not None:
+            by_round.setdefault(row["round"], []).append(row[name])
+    rounds = np.array(list(by_round))
+    values = list(by_round.values())
+    means = np.array([np.mean(v) for v in values])
+    axis.plot(rounds, means, color=colour, label=label, linewidth=1.8)
+    if rounds.size:
+        lowest, highest = [min(v) for v in values], [max(v) for v in values]
+        axis.fill_between(rounds, lowest, highest, color=colour, alpha=0.15, linewidth=0)

@@ -1,0 +1,169 @@
+"""The run folder: what was asked for, where it ran, what came out.
+
+config.json and partition.json say what ran, metrics.jsonl what it measured (nothing in it depends
+on the clock: equal runs give equal bytes), timing.jsonl and env.json how fast and on what.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from fl2fast.engine.world import ServerState, World
+from fl2fast.errors import UsageError
+from fl2fast.experiment import Experiment
+from fl2fast.plot import draw_curves
+from fl2fast.simulate import RoundReport
+
+
+def claim_folder(out: Path) -> Path:
+    """Make `out`, which must be new or empty."""
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(
+                f"{str(out)!r} exists and is not an empty folder: choose another --out or remove it"
+            )
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(out)!r}: {error.strerror}") from error
+    return out
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """runs/DATASET-LABELS-METHOD, numbered if taken."""
+    stem = f"{Path(experiment.dataset).name}-{experiment.labels}-{experiment.method}"
+    number = 1
+    while (out := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return out
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Machine, versions and date: what a number needs beside it."""
+    packages = ("fl2fast", "torch", "torchvision", "numpy")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+class Recorder:
+    """Writes a run folder as the rounds come in."""
+
+    def __init__(self, out: Path, world: World) -> None:
+        self.out, self.world = out, world
+        self.started = time.perf_counter()
+        self.reports: list[RoundReport] = []
+        _write_json(out / "config.json", asdict(world.experiment))
+        _write_json(out / "env.json", environment(world.experiment.device))
+        _write_json(out / "partition.json", _partition(world))
+
+    def add(self, report: RoundReport) -> None:
+        self.reports.append(report)
+        _append_lines(self.out / "metrics.jsonl", report.metrics)
+        _append_lines(self.out / "timing.jsonl", [timing_row(report)])
+
+    def finish(self) -> dict[str, Any]:
+        """Summary, model and curves, once the last round is in."""
+        rows = [row for report in self.reports for row in report.metrics]
+        summary = {
+            **accuracies(rows),
+            "images_per_second": images_per_second(self.reports),
+            "wall_seconds": time.perf_counter() - self.started,
+        }
+        _write_json(self.out / "summary.json", summary)
+        save_file(named_tensors(self.world, self.reports[-1].state), self.out / "model.safetensors")
+        draw_curves({self.world.experiment.method: rows}, self.out / "curves.png")
+        return summary
+
+
+def accuracies(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Last and best test accuracy of every seed, and their mean over seeds."""
+    by_seed: dict[int, list[float]] = {}
+    for row in rows:
+        if row["test_accuracy"] is not None:
+            by_seed.setdefault(row["seed"], []).append(row["test_accuracy"])
+    seeds = [
+        {"seed": seed, "test_accuracy_last": values[-1], "test_accuracy_best": max(values)}
+        for seed, values in by_seed.items()
+    ]
+    names = ("test_accuracy_last", "test_accuracy_best")
+    return {"seeds": seeds, "mean": {n: float(np.mean([s[n] for s in seeds])) for n in names}}
+
+
+def images_per_second(reports: Iterable[RoundReport]) -> float | None:
+    """Images that clients trained on per second of local training, augmentation included."""
+    reports = list(reports)
+    seconds = sum(r.seconds.get("local_training", 0.0) for r in reports)
+    return sum(r.num_trained for r in reports) / seconds if seconds else None
+
+
+def timing_row(report: RoundReport) -> dict[str, Any]:
+    seconds = {name: round(value, 6) for name, value in report.seconds.items()}
+    rate = images_per_second([report])
+    return {"round": report.round, "seconds": seconds, "images_per_second": rate}
+
+
+def named_tensors(world: World, state: ServerState) -> dict[str, torch.Tensor]:
+    """The global model under its module's own names, ready for `load_state_dict`.
+
+    With several seeds every name is preceded by `seed{n}.`.
+    """
+    seeds, named = world.experiment.seed_list, {}
+    net = world.network
+    for seed, params_P, stats in zip(seeds, state.params_SP, state.stats_S, strict=True):
+        own = dict(net.layout.split(params_P))
+        own |= {f"{n}.running_mean": t for n, t in net.norms.split(stats.mean_Q).items()}
+        own |= {f"{n}.running_var": t for n, t in net.norms.split(stats.var_Q).items()}
+        prefix = f"seed{seed}." if len(seeds) > 1 else ""
+        named |= {prefix + name: tensor.cpu().contiguous() for name, tensor in own.items()}
+    return named
+
+
+def _partition(world: World) -> dict[str, Any]:
+    seeds = []
+    for seed, split in zip(world.experiment.seed_list, world.splits, strict=True):
+        clients = [
+            {
+                "size": len(rows),
+                "classes": np.bincount(
+                    world.truth_host[rows], minlength=world.num_classes
+                ).tolist(),
+                "rows": rows.tolist(),
+            }
+            for rows in split.clients
+        ]
+        seeds.append({"seed": seed, "labelled": split.labelled.tolist(), "clients": clients})
+    return {"partition": world.experiment.partition, "seeds": seeds}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)

@@ -1,0 +1,116 @@
+"""From an experiment to a running federation: data -> partition -> rounds -> reports."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fl2fast import rng
+from fl2fast.clock import Clock
+from fl2fast.data.load import default_data_dir, fit_images, load
+from fl2fast.data.partition import split_rows
+from fl2fast.engine.round import run_round, warm_up
+from fl2fast.engine.world import ClientStore, ServerState, World
+from fl2fast.evaluate import evaluate, label_figures
+from fl2fast.experiment import Experiment
+from fl2fast.models import check_module, find_model, in_channels
+from fl2fast.models.lowering import check_lowering
+from fl2fast.models.network import Network
+
+
+class RoundReport(NamedTuple):
+    """One finished round: a row of figures per seed, and where its time went."""
+
+    round: int
+    metrics: list[dict[str, Any]]
+    seconds: dict[str, float]
+    num_trained: int  # images that clients trained on, counted once per step
+    state: ServerState
+
+
+def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
+    """Load the data, deal it out and lower the network; every refusal happens here."""
+    e = experiment
+    arrays = load(e.dataset, data_dir or default_data_dir(), e.train_size, e.test_size, e.data_seed)
+    num_classes = arrays.num_classes
+    module = make_module(e, num_classes, e.seed)
+    channels = in_channels(module)
+    train_images = fit_images(arrays.train_images, channels)
+    test_images = fit_images(arrays.test_images, channels)
+    check_module(module, e.model, train_images.shape[1:], num_classes)
+    if e.lowering != "loop" and ".py:" in e.model:
+        check_lowering(module, e.lowering, train_images.shape[1:])
+    splits = tuple(
+        split_rows(arrays.train_labels, num_classes, e.labels, e.partition, e.clients, seed)
+        for seed in e.seed_list
+    )
+    device = torch.device(e.device)
+    like = torch.zeros((), dtype=e.torch_dtype, device=device)
+    return World(
+        experiment=e,
+        images=torch.from_numpy(train_images).to(device),
+        truth=torch.from_numpy(arrays.train_labels).to(device),
+        truth_host=arrays.train_labels,
+        test_images=torch.from_numpy(test_images).to(device),
+        test_labels=torch.from_numpy(arrays.test_labels).to(device),
+        num_classes=num_classes,
+        splits=splits,
+        network=Network.of(module.to(like), e.lowering, like),
+        method=e.make_method(),
+        mean=_per_channel(e.mean, channels, like),
+        std=_per_channel(e.std, channels, like),
+    )
+
+
+def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn.Module:
+    """The model as this seed initialises it."""
+    with rng.torch_seeded(seed, "init"):
+        return find_model(experiment.model)(num_classes)
+
+
+def _per_channel(values: tuple[float, ...], channels: int, like: torch.Tensor) -> torch.Tensor:
+    """One value per channel; a grey model takes the mean of a colour row."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    if len(values) != channels:
+        tensor = tensor.mean().expand(channels)
+    return tensor.to(like)
+
+
+def initial_state(world: World) -> ServerState:
+    """Freshly initialised global models; warm-up makes their first statistics."""
+    rows = []
+    for seed in world.experiment.seed_list:
+        module = make_module(world.experiment, world.num_classes, seed)
+        rows.append(world.network.layout.join(dict(module.named_parameters())).detach())
+    params_SP = torch.stack(rows).to(world.network.weights_P)
+    zeros = torch.zeros_like(params_SP)
+    return ServerState(params_SP, zeros, zeros.clone(), ())
+
+
+def simulate(world: World) -> Iterator[RoundReport]:
+    """Fold the rounds; yields after each, so that the caller records, draws or stops.
+
+    Round 1's seconds include the warm-up, as phase `pretrain` and one more `recalibrate`.
+    """
+    e, store, clock = world.experiment, ClientStore(), Clock(world.device)
+    state = warm_up(world, initial_state(world), clock.phase)
+    for round in range(1, e.rounds + 1):
+        state, labels = run_round(world, state, store, round, clock.phase)
+        due = round % e.eval_every == 0 or round == e.rounds
+        with clock.phase("evaluate"):
+            tests = evaluate(world, state) if due else [(None, None)] * e.seeds
+            figures = label_figures(world, labels)
+        metrics = [
+            {
+                "round": round,
+                "seed": seed,
+                "test_accuracy": accuracy,
+                "test_loss": loss,
+                **figure,
+                "lr": e.learning_rate(round),
+            }
+            for seed, (accuracy, loss), figure in zip(e.seed_list, tests, figures, strict=True)
+        ]
+        num_trained = 0 if labels is None else labels.num_trained
+        yield RoundReport(round, metrics, clock.read(), num_trained, state)
