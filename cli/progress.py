@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -12,38 +14,33 @@ from fl2fast.record import images_per_second
 from fl2fast.simulate import RoundReport
 
 
-class Progress:
-    def __init__(self, rounds: int, title: str = "") -> None:
-        self.rounds, self.title, self.started = rounds, title, time.perf_counter()
-        self.live: bar.Progress | None = None
-        if sys.stderr.isatty():
-            self.live = bar.Progress(
-                bar.TextColumn(f"{title}round {{task.completed:.0f}}/{{task.total:.0f}}"),
-                bar.BarColumn(bar_width=24),
-                bar.TextColumn("ETA"),
-                bar.TimeRemainingColumn(),
-                bar.TextColumn("{task.fields[figures]}"),
-                console=Console(stderr=True),
-            )
-            self.task = self.live.add_task("rounds", total=rounds, figures="")
+@contextmanager
+def progress(rounds: int, title: str = "") -> Iterator[Callable[[RoundReport], None]]:
+    """Yields the function to call after every round."""
+    if not sys.stderr.isatty():
+        yield _plain_lines(rounds, title)
+        return
+    columns = (
+        bar.TextColumn(f"{title}round {{task.completed:.0f}}/{{task.total:.0f}}"),
+        bar.BarColumn(bar_width=24),
+        bar.TextColumn("ETA"),
+        bar.TimeRemainingColumn(),
+        bar.TextColumn("{task.fields[figures]}"),
+    )
+    with bar.Progress(*columns, console=Console(stderr=True)) as live:
+        task = live.add_task("rounds", total=rounds, figures="")
+        yield lambda report: live.update(task, completed=report.round, figures=describe(report))
 
-    def __enter__(self) -> "Progress":
-        if self.live is not None:
-            self.live.start()
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self.live is not None:
-            self.live.stop()
+def _plain_lines(rounds: int, title: str) -> Callable[[RoundReport], None]:
+    started = time.perf_counter()
 
-    def show(self, report: RoundReport) -> None:
-        figures = describe(report)
-        if self.live is not None:
-            self.live.update(self.task, completed=report.round, figures=figures)
-            return
-        elapsed = time.perf_counter() - self.started
-        eta = elapsed / report.round * (self.rounds - report.round)
-        click.echo(f"{self.title}round {report.round}/{self.rounds}  ETA {eta:.0f} s  {figures}")
+    def show(report: RoundReport) -> None:
+        elapsed = time.perf_counter() - started
+        eta = elapsed / report.round * (rounds - report.round)
+        click.echo(f"{title}round {report.round}/{rounds}  ETA {eta:.0f} s  {describe(report)}")
+
+    return show
 
 
 def describe(report: RoundReport) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fl2fast.cli.progress import Progress
+from fl2fast.cli.progress import progress
 from fl2fast.data.partition import PARTITION_NAMES
 from fl2fast.experiment import PRESETS, experiment, read_config
 from fl2fast.models import MODEL_NAMES
@@ -57,8 +57,8 @@ def train_command(**flags: Any) -> None:
     if flags["dry_run"]:
         click.echo(json.dumps(asdict(made), indent=2))
         return
-    with Progress(made.rounds) as progress:
-        summary = train(made, flags["out"], flags["data_dir"], progress.show)
+    with progress(made.rounds) as show:
+        summary = train(made, flags["out"], flags["data_dir"], show)
     for row in summary["seeds"]:
         last, best = row["test_accuracy_last"], row["test_accuracy_best"]
         click.echo(f"seed {row['seed']}: test accuracy {last:.2f} % (best {best:.2f} %)")

@@ -39,18 +39,22 @@ def claim_folder(out: Path) -> Path:
     return out
 
 
-def default_folder(experiment: Experiment) -> Path:
-    """runs/DATASET-LABELS-METHOD, numbered if taken."""
-    stem = f"{Path(experiment.dataset).name}-{experiment.labels}-{experiment.method}"
+def free_folder(stem: str) -> Path:
+    """runs/STEM, numbered if taken."""
     number = 1
     while (out := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
     return out
 
 
+def default_folder(experiment: Experiment) -> Path:
+    dataset = Path(experiment.dataset).name
+    return free_folder(f"{dataset}-{experiment.labels}-{experiment.method}")
+
+
 def environment(device: str) -> dict[str, Any]:
     """Machine, versions and date: what a number needs beside it."""
-    packages = ("fl2fast", "torch", "torchvision", "numpy")
+    packages = ("fl2fast", "torch", "numpy")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",

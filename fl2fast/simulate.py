@@ -96,8 +96,8 @@ def simulate(world: World) -> Iterator[RoundReport]:
     e, store, clock = world.experiment, ClientStore(), Clock(world.device)
     state = warm_up(world, initial_state(world), clock.phase)
     for round in range(1, e.rounds + 1):
-        state, labels = run_round(world, state, store, round, clock.phase)
         due = round % e.eval_every == 0 or round == e.rounds
+        state, labels = run_round(world, state, store, round, clock.phase, tested=due)
         with clock.phase("evaluate"):
             tests = evaluate(world, state) if due else [(None, None)] * e.seeds
             figures = label_figures(world, labels)

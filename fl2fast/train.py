@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fl2fast.experiment import Experiment
+from fl2fast.memory import keep_freed_memory
 from fl2fast.record import Recorder, claim_folder, default_folder
 from fl2fast.simulate import RoundReport, build_world, simulate
 
@@ -16,6 +17,8 @@ def train(
     on_round: Callable[[RoundReport], object] = lambda report: None,
 ) -> dict[str, Any]:
     """Run the experiment, write its run folder and return the summary."""
+    if experiment.device == "cpu":
+        keep_freed_memory()
     folder = Path(out) if out is not None else default_folder(experiment)
     world = build_world(experiment, None if data_dir is None else Path(data_dir))
     recorder = Recorder(claim_folder(folder), world)

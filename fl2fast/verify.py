@@ -5,7 +5,6 @@ trace; every weight, label and statistic is the engine's own.
 """
 
 import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,12 +58,12 @@ class Trace:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 self.arrays = {name: archive[name] for name in archive.files}
-            self.config: dict[str, Any] = json.loads(str(self.arrays.pop("config")))
+            self.config: dict[str, Any] = dict(json.loads(str(self.arrays.pop("config"))))
         except FileNotFoundError as error:
             raise UsageError(f"trace {str(path)!r} does not exist: give a TRACE.npz") from error
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged archive fails in a dozen ways; all mean the same
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(
                 f"trace {str(path)!r} is not a whole trace ({reason}): record or copy it again"
@@ -90,7 +89,20 @@ class Trace:
         """The parameter tree under `prefix` as one row [P]; a momentum never used is zero."""
         if "momentum" in prefix and not any(n.startswith(f"{prefix}/") for n in self.arrays):
             return np.zeros(layout.width)
-        return np.concatenate([self[f"{prefix}/{name}"].ravel() for name in layout.names])
+        return np.concatenate(
+            [
+                self.shaped(f"{prefix}/{name}", shape).ravel()
+                for name, shape in zip(layout.names, layout.shapes, strict=True)
+            ]
+        )
+
+    def shaped(self, name: str, shape: torch.Size) -> np.ndarray:
+        if self[name].shape != tuple(shape):
+            raise UsageError(
+                f"trace {str(self.path)!r} has {name!r} of shape {self[name].shape}, but its "
+                f"config means {tuple(shape)}: record it again"
+            )
+        return self[name]
 
     def count(self, pattern: str) -> int:
         num = 0
@@ -108,7 +120,7 @@ def verify(trace: Trace, lowering: str, dtype: str) -> list[Check]:
 
 
 def _tolerance(stage: str, dtype: str) -> float | None:
-    if stage in ("y", "keep", "sure"):
+    if stage in ("y", "keep", "sure", "steps"):
         return EXACT
     return 1e-9 if dtype == "float64" else TOLERANCES["float32"].get(stage)
 
@@ -136,6 +148,12 @@ class _Replay:
                 f"trace {str(trace.path)!r} is of {get('method')!r} with {get('model')!r}; only "
                 "'flfl' with 'wrn' can be replayed"
             )
+        for name in ("depth", "widen", "classes", "clients", "batch"):
+            if type(get(name)) is not int or get(name) < 1:
+                raise UsageError(
+                    f"trace {str(trace.path)!r} has {name} {get(name)!r} in its config, but it "
+                    "must be a positive integer: record it again"
+                )
         self.trace, self.dtype, self.num_clients = trace, dtype, get("clients")
         module = WideResNet(get("depth"), get("widen"), get("classes"))
         self.net = Network.of(module, lowering, torch.zeros((), dtype=dtype))
@@ -163,6 +181,7 @@ class _Replay:
         labels, probs = self._label(global0_SP[0], stats0)
         yield from self._compare_labels(labels, probs)
 
+        yield from self._compare_steps()
         yield from self._first_grads(global0_SP, labels)
         clients_LP, momentum_LP = self._train_clients(global0_SP, labels)
         for c in range(self.num_clients):
@@ -209,11 +228,15 @@ class _Replay:
         """Every client's recorded batches; the step number stands in the epoch's place."""
         return [
             [
-                LaneBatch(t, self.trace[f"client{c}/step{t}/rows"])
+                LaneBatch(t, self.trace[f"client{c}/step{t}/rows"].astype(np.int64))
                 for t in range(self.trace.count(f"client{c}/step{{}}/rows"))
             ]
             for c in range(self.num_clients)
         ]
+
+    def _compare_steps(self) -> Iterator[Triple]:
+        for c, own in enumerate(self._steps()):
+            yield "steps", torch.tensor(len(own)), np.asarray(self.trace[f"client{c}/steps"])
 
     def _batch(self, wave: Wave, labels: PseudoLabels) -> Batch:
         lane, position = torch.from_numpy(wave.lane_G), torch.from_numpy(wave.position_GB)
@@ -256,7 +279,7 @@ class _Replay:
 
     def _server_batches(self) -> Iterator[Batch]:
         for t in range(self.trace.count("server/step{}/x")):
-            y = torch.from_numpy(self.trace[f"server/step{t}/y"])[None]
+            y = torch.from_numpy(self.trace[f"server/step{t}/y"].astype(np.int64))[None]
             x = self.tensor(self.trace[f"server/step{t}/x"])[None]
             all_rows = torch.ones_like(y, dtype=torch.bool)
             none = torch.zeros_like(all_rows)
@@ -284,7 +307,9 @@ class _Replay:
                 "tau_c": labels.tau_LY[c],
                 "y": labels.y_LM[c, : len(p)],
                 "keep": labels.keep_LM[c, : len(p)],
-                "sure": labels.sure_LM[c, : len(p)],
             }
             for name, ours in own.items():
                 yield name, ours, self.trace[f"client{c}/{name}"]
+            # only accepted rows are trained on, so only there does being sure mean anything
+            keep, sure = labels.keep_LM[c, : len(p)], labels.sure_LM[c, : len(p)]
+            yield "sure", sure, self.trace[f"client{c}/sure"] & keep.numpy()

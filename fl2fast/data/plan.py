@@ -1,11 +1,11 @@
-"""From accepted rows to waves: which lanes take which step together.
+"""Who takes part, and which lanes take which step together.
 
 Lanes are independent, so only the order of a lane's own steps is fixed. A wave is a set of lanes
 whose next batches are of one kind (full or partial; no row sure, some, or all), so that full
 batches run the native batch norm, cheap steps stay cheap, a finished lane costs nothing, and a cap
 on the width of a wave bounds memory. All of this is decided on the host before any step runs.
 
-Shapes: L lanes, G lanes of one wave, M rows of a client, B rows of a batch.
+Shapes: S seeds, K cohort, L lanes, G lanes of one wave, M rows of a client, B rows of a batch.
 """
 
 from collections import defaultdict
@@ -33,6 +33,13 @@ class Wave(NamedTuple):
     position_GB: np.ndarray  # dead rows repeat the lane's first position
     row_GB: np.ndarray | None  # None: every row is live
     sureness: Sureness
+
+
+def select(seeds: list[int], num_clients: int, cohort: int, round: int) -> np.ndarray:
+    """The cohort of every seed, ids ascending: [S, K]."""
+    seed_S1 = torch.tensor(seeds)[:, None]
+    keys_SN = rng.shuffle_keys(seed_S1, "select", round, torch.arange(num_clients)).numpy()
+    return np.sort(np.argsort(keys_SN, axis=1, kind="stable")[:, :cohort], axis=1)
 
 
 def shuffled_batches(

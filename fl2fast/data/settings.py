@@ -19,7 +19,7 @@ CIFAR10 = Settings()
 # CIFAR-100's pretraining is undefined there; 10 calls are an assumption. Fashion-MNIST's row is not
 # published beyond its model: it takes CIFAR-10's.
 SETTINGS: dict[str, Settings] = {
-    "streetdigits": CIFAR10,
+    "streetdigits": CIFAR10._replace(labels=60),
     "cifar10": CIFAR10,
     "svhn": Settings(mean=(0.4380, 0.4440, 0.4730), std=(0.1751, 0.1771, 0.1744), pretrain=None),
     "cifar100": Settings(

@@ -25,10 +25,9 @@ def pseudo_label(
 
 def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tensor:
     """Softmax of each lane's global model: probs_LMY; padding rows are zero."""
-    seeds = world.experiment.seed_list
-    probs = []
-    for s, seed in enumerate(seeds):
-        own = np.flatnonzero(lanes.seed_L.numpy() == seed)
+    cohort, probs = world.experiment.cohort, []
+    for s, seed in enumerate(world.experiment.seed_list):
+        own = np.arange(s * cohort, (s + 1) * cohort)
         lane = torch.from_numpy(np.repeat(own, lanes.size_L[own]))
         position = torch.from_numpy(np.concatenate([np.arange(lanes.size_L[i]) for i in own]))
         for lane_R, position_R in zip(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fl2fast.data.plan import make_waves, shuffled_batches
+from fl2fast.data.plan import make_waves, select, shuffled_batches
 from fl2fast.engine.batches import Targets, make_batches
 from fl2fast.engine.label import pseudo_label
 from fl2fast.engine.local import train_lanes
@@ -21,7 +21,7 @@ from fl2fast.engine.server import (
     recalibrate_all,
     server_sgd,
 )
-from fl2fast.engine.world import ClientStore, Lanes, ServerState, World, select
+from fl2fast.engine.world import ClientStore, Lanes, ServerState, World
 from fl2fast.methods.method import ClientPart, PseudoLabels
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -49,17 +49,21 @@ def warm_up(world: World, state: ServerState, phase: Phase) -> ServerState:
 
 
 def run_round(
-    world: World, state: ServerState, store: ClientStore, round: int, phase: Phase
+    world: World, state: ServerState, store: ClientStore, round: int, phase: Phase, *, tested: bool
 ) -> tuple[ServerState, LabelReport | None]:
-    """Clients, aggregation, server, statistics: the next state, and what the clients labelled."""
+    """Clients, aggregation, server, statistics: the next state, and what the clients labelled.
+
+    Statistics that neither a test of this round nor the next labels would read are not made.
+    """
     report = None
     lr = world.experiment.learning_rate(round)
     if world.method.client is not None:
         state, report = _client_phase(world, world.method.client, state, store, round, lr, phase)
     with phase("fine_tune"):
         state = fine_tune(world, state, round, lr)
-    with phase("recalibrate"):
-        state = recalibrate_all(world, state, round)
+    if tested or (world.method.client is not None and world.method.client.predicts):
+        with phase("recalibrate"):
+            state = recalibrate_all(world, state, round)
     return state, report
 
 
@@ -122,7 +126,7 @@ def _lanes_of(world: World, ids_SK: np.ndarray) -> Lanes:
     e = world.experiment
     rows = [split.clients[c] for split, ids in zip(world.splits, ids_SK, strict=True) for c in ids]
     seeds = [seed for seed in e.seed_list for _ in range(e.cohort)]
-    return Lanes.of(seeds, ids_SK.ravel().tolist(), rows, world.device)
+    return Lanes.of(seeds, list(map(int, ids_SK.ravel())), rows, world.device)
 
 
 def _read_labels(lanes: Lanes, labels: PseudoLabels) -> LabelReport:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fl2fast import rng
 from fl2fast.data.augment import normalise
-from fl2fast.data.plan import make_waves, shuffled_batches
+from fl2fast.data.plan import make_waves, select, shuffled_batches
 from fl2fast.engine.batches import Targets, make_batches
 from fl2fast.engine.local import train_lanes
-from fl2fast.engine.world import Lanes, ServerState, World, select
+from fl2fast.engine.world import Lanes, ServerState, World
 from fl2fast.models.network import Network, Stats
 from fl2fast.optim import SGD
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl2fast import rng
 from fl2fast.data.partition import Split
 from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Method
@@ -88,10 +87,3 @@ class Lanes(NamedTuple):
             torch.from_numpy(row_LM).to(device),
             torch.from_numpy(live_LM).to(device),
         )
-
-
-def select(seeds: list[int], num_clients: int, cohort: int, round: int) -> np.ndarray:
-    """The cohort of every seed, ids ascending: [S, K]."""
-    seed_S1 = torch.tensor(seeds)[:, None]
-    keys_SN = rng.shuffle_keys(seed_S1, "select", round, torch.arange(num_clients)).numpy()
-    return np.sort(np.argsort(keys_SN, axis=1, kind="stable")[:, :cohort], axis=1)

@@ -15,5 +15,7 @@ def fedavg() -> Method:
     Clients train on weak views with cross-entropy and weigh as many rows as they hold; server
     fine-tuning, momentum and static batch norm stay as in the other methods.
     """
-    client = ClientPart(true_labels, ce_grads, num_rows, view="weak", sees_truth=True)
+    client = ClientPart(
+        true_labels, ce_grads, num_rows, view="weak", predicts=False, sees_truth=True
+    )
     return Method(server_grads=ce_grads, client=client)

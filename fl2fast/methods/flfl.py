@@ -4,9 +4,11 @@ The options are the points where the paper's text and its released code disagree
 follow the code:
 
   perturbation      asam, as the text says and the code does; sam: the norm of the equation
-  strict            a threshold must be exceeded (the equation) instead of reached (the code)
+  strict            an adaptive threshold must be exceeded (the equation) instead of reached (the
+                    code); `sure` is always reached
   batches           kept: local batches hold accepted rows only; all: batches are drawn from every
-                    row and the losses are divided by the batch size (the equation)
+                    row and the losses are divided by the batch size (the equation); a confident
+                    row that the adaptive threshold rejects takes no part in either loss
   consistency_rows  sure: the KL term speaks of confident rows (text and code); kept: of all
                     accepted rows (the equation has no mask)
   divergence        forward: KL(Q || Q*) (code); reverse: KL(Q* || Q)

@@ -51,6 +51,7 @@ class ClientPart(NamedTuple):
     weight: WeightFn
     view: Literal["weak", "strong"] = "strong"
     batches: Literal["kept", "all"] = "kept"  # the rows that local batches are drawn from
+    predicts: bool = True  # `label` asks the global model, whose statistics must be current
     sees_truth: bool = False
 
 

@@ -110,7 +110,7 @@ def sacr_grads(
         grad_a = w_a * pull(cross_entropy_cotangent(logits_LBY, y, batch.keep_LB, kept_L))
         if batch.sureness == "none":
             return grad_a
-        if batch.sureness == "all" and w_a:
+        if batch.sureness == "all" and w_a > 0:
             grad_p = grad_a  # same rows, same mean; eps does not see the factor w_a
         else:
             grad_p = pull(cross_entropy_cotangent(logits_LBY, y, sure_LB, sure_LB.sum(-1)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
@@ -56,12 +57,16 @@ class Network:
         """logits_BY of one learner with static statistics."""
         given = {f"{name}.mean": mean for name, mean in self.norms.split(stats.mean_Q).items()}
         given |= {f"{name}.var": var for name, var in self.norms.split(stats.var_Q).items()}
-        return functional_call(self.module, self.layout.split(params_P) | given, (x_BCHW,))
+        return self._one(params_P, given, x_BCHW)
 
     def moments(self, params_P: Tensor, x_BCHW: Tensor) -> Stats:
         """Mean and unbiased variance that each norm layer sees when this batch passes through."""
         seen = Stats(params_P.new_zeros(self.norms.width), params_P.new_ones(self.norms.width))
         tracked = {f"{name}.seen_mean": t for name, t in self.norms.split(seen.mean_Q).items()}
         tracked |= {f"{name}.seen_var": t for name, t in self.norms.split(seen.var_Q).items()}
-        functional_call(self.module, self.layout.split(params_P) | tracked, (x_BCHW,))
+        self._one(params_P, tracked, x_BCHW)
         return seen
+
+    def _one(self, params_P: Tensor, buffers: dict[str, Tensor], x_BCHW: Tensor) -> Tensor:
+        x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        return functional_call(self.module, self.layout.split(params_P) | buffers, (x_BCHW,))

@@ -1,0 +1,1 @@
+"""Commands that measure and write a record: python -m benchmarks.NAME"""

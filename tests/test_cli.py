@@ -1,0 +1,211 @@
+"""The command as a user meets it: what it writes, and how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fl2fast.cli.main import main
+from fl2fast.cli.train import train_command
+from fl2fast.models import find_model
+
+TINY = [
+    *("--labels", "20", "--clients", "4", "--cohort", "2", "--rounds", "2", "--epochs", "1"),
+    *("--pretrain", "1"),
+]
+SIZES = "train_size = 300\ntest_size = 50\n"
+
+
+@pytest.fixture
+def sizes(tmp_path: Path) -> Path:
+    path = tmp_path / "sizes.toml"
+    path.write_text(SIZES)
+    return path
+
+
+def call(*args: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(arg) for arg in args])
+    return int(stop.value.code or 0)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_train_writes_a_whole_run_folder(tmp_path: Path, sizes: Path, capsys) -> None:
+    out = tmp_path / "run"
+    assert call("train", *TINY, "--seeds", "2", "--seed", "3", "--config", sizes, "--out", out) == 0
+    printed = capsys.readouterr().out
+    assert "round 2/2" in printed
+    assert "images/s" in printed
+    assert {p.name for p in out.iterdir()} == {
+        *("config.json", "env.json", "partition.json", "metrics.jsonl", "timing.jsonl"),
+        *("summary.json", "model.safetensors", "curves.png"),
+    }
+    metrics = rows(out / "metrics.jsonl")
+    assert [(row["round"], row["seed"]) for row in metrics] == [(1, 3), (1, 4), (2, 3), (2, 4)]
+    assert list(metrics[0]) == [
+        *("round", "seed", "test_accuracy", "test_loss", "label_ratio", "pseudo_label_accuracy"),
+        *("correct_ratio", "wrong_ratio", "cw_ratio", "tau_mean", "lr"),
+    ]
+    for row in metrics:
+        assert row["correct_ratio"] + row["wrong_ratio"] == pytest.approx(row["label_ratio"])
+        accuracy = 100 * row["correct_ratio"] / row["label_ratio"]
+        assert row["pseudo_label_accuracy"] == pytest.approx(accuracy)
+    summary = json.loads((out / "summary.json").read_text())
+    assert [s["seed"] for s in summary["seeds"]] == [3, 4]
+    last = [row["test_accuracy"] for row in metrics[2:]]
+    assert [s["test_accuracy_last"] for s in summary["seeds"]] == last
+    assert summary["mean"]["test_accuracy_last"] == pytest.approx(np.mean(last))
+    assert summary["images_per_second"] > 0
+    config = json.loads((out / "config.json").read_text())
+    assert (config["train_size"], config["model"], config["server_epochs"]) == (300, "cnn", 1)
+    timing = rows(out / "timing.jsonl")
+    assert [row["round"] for row in timing] == [1, 2]
+    assert {"local_training", "fine_tune", "recalibrate"} <= set(timing[1]["seconds"])
+    parts = json.loads((out / "partition.json").read_text())["seeds"]
+    assert [len(part["clients"]) for part in parts] == [4, 4]
+
+
+def test_the_model_file_loads_into_the_plain_module(tmp_path: Path, sizes: Path) -> None:
+    out = tmp_path / "run"
+    assert call("train", *TINY, "--config", sizes, "--out", out) == 0
+    missing = find_model("cnn")(10).load_state_dict(load_file(out / "model.safetensors"), False)
+    assert not missing.unexpected_keys
+    assert all(key.endswith("num_batches_tracked") for key in missing.missing_keys)
+
+
+def test_equal_runs_give_equal_bytes(tmp_path: Path, sizes: Path) -> None:
+    for name in ("a", "b"):
+        assert call("train", *TINY, "--config", sizes, "--out", tmp_path / name) == 0
+    for file in ("metrics.jsonl", "config.json", "partition.json", "model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_eval_every_tests_the_last_round(tmp_path: Path, sizes: Path) -> None:
+    out = tmp_path / "run"
+    flags = ("--rounds", "3", "--eval-every", "2", "--method", "supervised")
+    assert call("train", *TINY, *flags, "--config", sizes, "--out", out) == 0
+    accuracy = [row["test_accuracy"] for row in rows(out / "metrics.jsonl")]
+    assert [value is None for value in accuracy] == [True, False, False]
+    assert rows(out / "metrics.jsonl")[0]["tau_mean"] is None
+    assert json.loads((out / "summary.json").read_text())["images_per_second"] is None
+
+
+def dry_run(capsys, *flags: str | Path) -> dict[str, Any]:
+    assert call("train", "--dry-run", *flags) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_precedence_of_flags_config_and_presets(tmp_path: Path, capsys) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('rounds = 7\nserver-epochs = 2\nmodel = "wrn-10-1"\nlr = 1\n')
+    made = dry_run(capsys, "--config", config, "--rounds", "9", "--epochs", "3")
+    assert (made["rounds"], made["model"], made["server_epochs"]) == (9, "wrn-10-1", 2)
+    assert made["clients"] == 20
+    assert dry_run(capsys, "--epochs", "4")["server_epochs"] == 4
+
+
+def test_presets_follow_the_dataset(capsys) -> None:
+    svhn = dry_run(capsys, "--dataset", "svhn", "--labels", "250")
+    assert (svhn["clients"], svhn["rounds"], svhn["pretrain"]) == (100, 800, 16)
+    assert svhn["mean"] == [0.438, 0.444, 0.473]
+    hundred = dry_run(capsys, "--dataset", "cifar100", "--labels", "100")
+    assert (hundred["model"], hundred["rho"], hundred["pretrain"]) == ("wrn-28-8", 1.0, 10)
+    assert dry_run(capsys, "--dataset", "cifar10", "--preset", "quick")["model"] == "cnn"
+    assert dry_run(capsys, "--preset", "paper")["model"] == "wrn-28-2"
+
+
+def test_the_flags_are_these_and_no_others() -> None:
+    """A setting that is not here belongs into --config."""
+    names = "dataset labels method model partition clients cohort rounds epochs server-epochs "
+    names += "batch-size server-batch-size pretrain lr rho schedule seed seeds device dtype "
+    names += "lowering chunk eval-every data-dir out preset config dry-run"
+    assert [option.opts[0] for option in train_command.params] == [f"--{n}" for n in names.split()]
+
+
+BAD_FLAGS = {
+    "dataset": (["--dataset", "nope"], "nope"),
+    "published but absent": (["--dataset", "svhn", "--data-dir", "void"], "svhn"),
+    "method": (["--method", "nope"], "nope"),
+    "model": (["--model", "nope"], "nope"),
+    "depth": (["--model", "wrn-27-2"], "6n+4"),
+    "width": (["--model", "wrn-28-0"], "wrn-28-0"),
+    "lowering": (["--lowering", "nope"], "nope"),
+    "labels not divisible": (["--labels", "45"], "multiple of 10"),
+    "more labels than images": (["--labels", "20010"], "20010"),
+    "no labels": (["--labels", "0"], "labels is 0"),
+    "cohort": (["--clients", "5", "--cohort", "6"], "cohort 6"),
+    "negative rounds": (["--rounds", "-1"], "-1"),
+    "alpha 0": (["--partition", "dirichlet:0"], "dirichlet:0"),
+    "alpha negative": (["--partition", "dirichlet:-2"], "dirichlet:-2"),
+    "alpha x": (["--partition", "dirichlet:x"], "dirichlet:x"),
+    "lr nan": (["--lr", "nan"], "nan"),
+    "rho": (["--rho", "-0.1"], "-0.1"),
+    "batch size": (["--batch-size", "0"], "batch_size is 0"),
+    "seeds": (["--seeds", "0"], "seeds is 0"),
+    "seed": (["--seed", "-1"], "-1"),
+    "absent device": (["--device", "cuda:99"], "cuda:99"),
+    "unknown device": (["--device", "toaster"], "toaster"),
+    "dtype": (["--dtype", "float16"], "float16"),
+    "schedule": (["--schedule", "linear"], "linear"),
+    "preset": (["--preset", "slow"], "slow"),
+    "no integer": (["--rounds", "many"], "many"),
+    "flag": (["--colour", "red"], "--colour"),
+    "config": (["--config", "void.toml"], "void.toml"),
+    "dirichlet without 10 each": (["--partition", "dirichlet:0.3", "--clients", "3000"], "10"),
+    "folder without arrays": (["--dataset", "."], "train_images.npy"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FLAGS)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    flags, words = BAD_FLAGS[case]
+    monkeypatch.chdir(tmp_path)
+    assert call("train", *flags, "--out", "run") == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["rounds = ", "colour = 1", 'rounds = "3"', "rounds = 2.5", "flip = 1", "mean = 3"]
+)
+def test_bad_config_is_refused(text: str, tmp_path: Path, capsys) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(text)
+    assert call("train", "--dry-run", "--config", config) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path, sizes: Path, capsys) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "thesis.txt").write_text("years of work")
+    assert call("train", *TINY, "--config", sizes, "--out", kept) == 2
+    assert "kept" in capsys.readouterr().err
+    assert [p.name for p in kept.iterdir()] == ["thesis.txt"]
+
+
+def test_a_truncated_trace_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "trace.npz"
+    path.write_bytes(b"PK\x03\x04 and no more")
+    assert call("verify", path) == 2
+    assert "trace.npz" in capsys.readouterr().err
+
+
+def test_python_dash_m_works() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fl2fast", "--version"], capture_output=True, text=True, check=True
+    )
+    assert "0.1.0" in done.stdout
