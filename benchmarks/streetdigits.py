@@ -4,12 +4,14 @@ One central learner, no federation: `supervised` with the server holding the lab
 20,000 images.
 """
 
+from typing import Any
+
 import numpy as np
 
 import fl2fast
 from benchmarks.harness import write_record
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "all but one image (19,990 labels)": {"labels": 19_990, "rounds": 2, "server_batch_size": 50},
     "40 labels": {"labels": 40, "rounds": 20, "pretrain": 10},
     "60 labels": {"labels": 60, "rounds": 20, "pretrain": 10},
@@ -19,7 +21,13 @@ CASES = {
 def main() -> None:
     rows = []
     for title, case in CASES.items():
-        settings = {"method": "supervised", "clients": 1, "cohort": 1, "seeds": 3, "pretrain": 0}
+        settings: dict[str, Any] = {
+            "method": "supervised",
+            "clients": 1,
+            "cohort": 1,
+            "seeds": 3,
+            "pretrain": 0,
+        }
         made = fl2fast.experiment(**settings | case, eval_every=10**6)
         *_, last = fl2fast.simulate(fl2fast.build_world(made))
         accuracy = [row["test_accuracy"] for row in last.metrics]

@@ -187,7 +187,9 @@ def experiment(preset: str | None = None, **given: Any) -> Experiment:
     values = _row(settings) | PRESETS[preset] | given
     if "epochs" in given and "server_epochs" not in given:
         values["server_epochs"] = given["epochs"]
-    values["mean"], values["std"] = tuple(values["mean"]), tuple(values["std"])
+    for name in ("mean", "std"):  # TOML and JSON know lists only
+        if isinstance(values[name], list):
+            values[name] = tuple(values[name])
     made = Experiment(**values)
     check(made)
     if "pretrain" not in given:
@@ -241,7 +243,7 @@ def _check_types(made: Experiment) -> None:
     for field in fields(Experiment):
         value, default = getattr(made, field.name), field.default
         if isinstance(default, tuple):
-            fits = all(isinstance(v, int | float) for v in value)
+            fits = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)
         elif isinstance(default, float):
             fits = isinstance(value, int | float) and not isinstance(value, bool)
         else:

@@ -12,6 +12,7 @@ from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.partition import split_rows
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
+from fl2fast.errors import UsageError
 from fl2fast.evaluate import evaluate, label_figures
 from fl2fast.experiment import Experiment
 from fl2fast.models import check_module, find_model, in_channels
@@ -66,7 +67,11 @@ def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
 def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn.Module:
     """The model as this seed initialises it."""
     with rng.torch_seeded(seed, "init"):
-        return find_model(experiment.model)(num_classes)
+        module = find_model(experiment.model)(num_classes)
+    if not isinstance(module, torch.nn.Module):
+        kind = type(module).__name__
+        raise UsageError(f"model {experiment.model!r} returned {kind}, not an nn.Module")
+    return module
 
 
 def _per_channel(values: tuple[float, ...], channels: int, like: torch.Tensor) -> torch.Tensor:

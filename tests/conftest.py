@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fl2fast.data import streetdigits
+
 torch.use_deterministic_algorithms(True)
 torch.set_num_threads(1)  # tiny tensors, and one worker process per core
 
@@ -46,3 +48,14 @@ def grey_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.save(folder / f"{split}_images.npy", images)
         np.save(folder / f"{split}_labels.npy", labels.astype(np.int64))
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """streetdigits at half the resolution: double-precision convolutions are slow."""
+    folder = tmp_path_factory.mktemp("digits")
+    for split, num in (("train", 400), ("test", 60)):
+        images, labels = streetdigits.draw(num, 0, split)
+        np.save(folder / f"{split}_images.npy", np.ascontiguousarray(images[:, :, ::2, ::2]))
+        np.save(folder / f"{split}_labels.npy", labels)
+    return str(folder)

@@ -42,11 +42,11 @@ def test_a_step_never_reads_a_value(lowering: str, sureness: str, masked: bool) 
     """Fake tensors hold no data: .item() and its kin raise, on a CPU as on a GPU."""
     client = flfl().client
     assert client is not None
-    with FakeTensorMode() as mode:
-        network = Network.of(find_model("wrn-10-1")(10), lowering, torch.zeros(()))
+    network = Network.of(find_model("wrn-10-1")(10), lowering, torch.zeros(()))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        lanes = mode.from_tensor(torch.tensor([0, 3, 4]))
         params = torch.zeros(5, network.layout.width)
-        batch = batch_of(sureness, masked, torch.tensor([0, 3, 4]))
-        batch = batch._replace(lane_L=mode.from_tensor(torch.tensor([0, 3, 4])))
+        batch = batch_of(sureness, masked, lanes)
         local_step(network, client.grads, SGD(0.1), params, params.clone(), batch)
 
 

@@ -1,5 +1,6 @@
 """The whole federation: every fast path against the plain one, in float64."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +11,6 @@ from fl2fast.simulate import RoundReport
 
 # Ragged on purpose: Dirichlet sizes, an accepted share that differs per client, partial batches.
 BASE: dict[str, Any] = {
-    "train_size": 400,
-    "test_size": 60,
     "labels": 20,
     "partition": "dirichlet:0.3",
     "clients": 5,
@@ -26,8 +25,16 @@ BASE: dict[str, Any] = {
 }
 
 
-def run(**changes: Any) -> list[RoundReport]:
-    return list(fl2fast.simulate(fl2fast.build_world(fl2fast.experiment(**BASE | changes))))
+Run = Callable[..., list[RoundReport]]
+
+
+@pytest.fixture(scope="module")
+def run(small_digits: str) -> Run:
+    def go(**changes: Any) -> list[RoundReport]:
+        made = fl2fast.experiment(**BASE | {"dataset": small_digits} | changes)
+        return list(fl2fast.simulate(fl2fast.build_world(made)))
+
+    return go
 
 
 def assert_same(actual: list[RoundReport], expected: list[RoundReport], seed: int = 0) -> None:
@@ -45,13 +52,13 @@ def assert_same(actual: list[RoundReport], expected: list[RoundReport], seed: in
 
 
 @pytest.fixture(scope="module")
-def truth() -> list[RoundReport]:
+def truth(run: Run) -> list[RoundReport]:
     """One client at a time: loop, with waves one lane wide, so that nothing is ever padded."""
     return run(lowering="loop", chunk=1)
 
 
 @pytest.fixture(scope="module")
-def grouped() -> list[RoundReport]:
+def grouped(run: Run) -> list[RoundReport]:
     return run()
 
 
@@ -60,20 +67,22 @@ def grouped() -> list[RoundReport]:
     [("loop", 0), ("vmap", 0), ("vmap", 3), ("grouped", 0), ("grouped", 3), ("grouped", 1)],
 )
 @pytest.mark.usefixtures("no_unkeyed_draws")
-def test_lowerings_and_chunks_agree(truth: list[RoundReport], lowering: str, chunk: int) -> None:
+def test_lowerings_and_chunks_agree(
+    run: Run, truth: list[RoundReport], lowering: str, chunk: int
+) -> None:
     assert_same(run(lowering=lowering, chunk=chunk), truth)
 
 
-def test_a_seed_in_a_stack_equals_the_seed_alone(truth: list[RoundReport]) -> None:
+def test_a_seed_in_a_stack_equals_the_seed_alone(run: Run, truth: list[RoundReport]) -> None:
     stacked = run(seed=4, seeds=3)
     assert_same(stacked, truth, seed=1)
     for number, seed in ((0, 4), (2, 6)):
         assert_same(stacked, run(seed=seed), seed=number)
 
 
-def test_the_truth_is_ragged_and_learns(truth: list[RoundReport]) -> None:
+def test_the_truth_is_ragged_and_learns(truth: list[RoundReport], small_digits: str) -> None:
     """Else the comparisons above would prove little."""
-    world = fl2fast.build_world(fl2fast.experiment(**BASE))
+    world = fl2fast.build_world(fl2fast.experiment(dataset=small_digits, **BASE))
     assert len({len(rows) for rows in world.splits[0].clients}) > 3
     assert 0 < truth[0].metrics[0]["label_ratio"] < 100
     start, end = truth[0].state.params_SP, truth[-1].state.params_SP
@@ -81,19 +90,19 @@ def test_the_truth_is_ragged_and_learns(truth: list[RoundReport]) -> None:
 
 
 @pytest.mark.parametrize("method", ["supervised", "fedavg"])
-def test_bounds_agree_under_every_lowering(method: str) -> None:
+def test_bounds_agree_under_every_lowering(run: Run, method: str) -> None:
     expected = run(method=method, lowering="loop", chunk=1, rounds=2)
     for lowering in ("vmap", "grouped"):
         assert_same(run(method=method, lowering=lowering, rounds=2), expected)
 
 
-def test_supervised_trains_no_client() -> None:
+def test_supervised_trains_no_client(run: Run) -> None:
     (report,) = run(method="supervised", rounds=1)
     assert report.num_trained == 0
     assert report.metrics[0]["label_ratio"] is None
 
 
-def test_fedavg_keeps_every_row_with_its_true_label() -> None:
+def test_fedavg_keeps_every_row_with_its_true_label(run: Run) -> None:
     (report,) = run(method="fedavg", rounds=1)
     assert report.metrics[0]["label_ratio"] == 100.0
     assert report.metrics[0]["pseudo_label_accuracy"] == 100.0
@@ -126,7 +135,7 @@ def test_fedavg_keeps_every_row_with_its_true_label() -> None:
     ids=lambda change: "-".join(map(str, change)),
 )
 def test_every_option_changes_the_result(
-    grouped: list[RoundReport], change: dict[str, Any]
+    run: Run, grouped: list[RoundReport], change: dict[str, Any]
 ) -> None:
     changed = run(rounds=2, **change)[-1].state.params_SP
     assert torch.isfinite(changed).all()

@@ -66,6 +66,7 @@ STAGES = (
     "y",
     "keep",
     "sure",
+    "steps",
     "step0/grads",
     "params1",
     "momentum1",
@@ -212,6 +213,7 @@ WRONG_ARRAY: dict[str, Callable[[dict[str, Any]], None]] = {
     "y": _other_label,
     "keep": lambda arrays: _flip(arrays, "client0/keep"),
     "sure": lambda arrays: _flip(arrays, "client0/sure"),
+    "steps": lambda arrays: arrays.update({"client1/steps": arrays["client1/steps"] + 1}),
     "step0/grads": _scale("client1/step0/grads/stage1.block0.bn2.bias"),
     "params1": _scale("client0/params1/head.weight"),
     "momentum1": _scale("client1/momentum1/stem.weight"),
@@ -389,3 +391,11 @@ def test_a_missing_setting_is_refused(tiny: Path, tmp_path: Path, key: str) -> N
 def test_another_method_is_refused(tiny: Path, tmp_path: Path, key: str, value: str) -> None:
     path = copy_of(tiny, tmp_path, lambda _, config: config.update({key: value}))
     assert repr(value) in refused(path)
+
+
+def test_a_reshaped_array_is_refused(tiny: Path, tmp_path: Path) -> None:
+    def change(arrays: dict[str, Any], _: Any) -> None:
+        arrays["client0/params1/head.weight"] = arrays["client0/params1/head.weight"].T
+
+    with pytest.raises(UsageError, match=r"head\.weight"):
+        failed(copy_of(tiny, tmp_path, change))

@@ -310,7 +310,7 @@ def _covered(length: int, uniform_N: Tensor, side_N: Tensor, device: torch.devic
     """Which coordinates of an axis the cutout covers.
 
     The centre is uniform from `length` down to 1, not to 0: the reference draws it by
-    np.random.uniform(length), which sets the lower bound and leaves the upper bound at 1.
+    numpy's uniform(length), which sets the lower bound and leaves the upper bound at 1.
     """
     centre_N = length + (1 - length) * uniform_N
     first_N1 = (centre_N - side_N / 2).clamp(min=0).floor()[:, None]
