@@ -10,7 +10,7 @@ from typing import Any
 from fl2fast.record import environment
 
 RECORDS = Path(__file__).parent / "records"
-ROOT_PICTURE = Path(__file__).parents[1] / "docs" / "demo.svg"
+PICTURE = Path(__file__).parents[1] / "docs" / "demo.svg"
 
 
 def interleave(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:

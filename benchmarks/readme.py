@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.harness import latest_record
 
-ROOT = Path(__file__).parents[1]
+README = Path(__file__).parents[1] / "README.md"
 
 
 def machine(record: dict[str, Any]) -> str:
@@ -59,14 +59,17 @@ def reference_table(record: dict[str, Any]) -> str:
 TABLES = {"demo": demo_table, "lowerings": lowerings_table, "streetdigits": reference_table}
 
 
-def main() -> None:
-    path = ROOT / "README.md"
-    text = path.read_text()
+def render(text: str) -> str:
+    """The README with each fenced table made anew."""
     for name, table in TABLES.items():
         fence = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         made = table(latest_record(name))
         text = fence.sub(lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text)
-    path.write_text(text)
+    return text
+
+
+def main() -> None:
+    README.write_text(render(README.read_text()))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ QUICK: dict[str, Any] = {
     "model": "cnn",
     "clients": 20,
     "cohort": 10,
-    "rounds": 26,
+    "rounds": 30,
     "epochs": 2,
     "server_epochs": 5,
     "batch_size": 32,

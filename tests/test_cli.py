@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from fl2fast.cli.main import main
 from fl2fast.cli.train import train_command
+from fl2fast.demo import demo
 from fl2fast.models import find_model
 
 TINY = [
@@ -202,6 +204,16 @@ def test_a_truncated_trace_is_refused(tmp_path: Path, capsys) -> None:
     path.write_bytes(b"PK\x03\x04 and no more")
     assert call("verify", path) == 2
     assert "trace.npz" in capsys.readouterr().err
+
+
+def test_the_demo_writes_its_three_lines(tmp_path: Path) -> None:
+    tiny = {"train_size": 300, "test_size": 50, "rounds": 2, "epochs": 1, "pretrain": 1, "seeds": 2}
+    summary = demo(tmp_path / "demo", lambda title, rounds: nullcontext(id), **tiny)
+    assert [row["title"] for row in summary["rows"]] == ["labels only", "(FL)^2", "all labels"]
+    for row in summary["rows"]:
+        assert row["mean"] == pytest.approx(np.mean(row["test_accuracy"]))
+    names = {"supervised", "flfl", "fedavg", "curves.png", "curves.svg", "summary.json"}
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == names
 
 
 def test_python_dash_m_works() -> None:

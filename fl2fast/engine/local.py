@@ -4,9 +4,16 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Batch, GradFn
 from fl2fast.models.network import Network
 from fl2fast.optim import SGD
+
+
+def make_sgd(experiment: Experiment, lr: float) -> SGD:
+    """The optimiser that clients and server share."""
+    e = experiment
+    return SGD(lr, e.momentum, weight_decay=e.weight_decay, clip=e.clip)
 
 
 def local_step(

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fl2fast.data.plan import make_waves, select, shuffled_batches
+from fl2fast.data.plan import Wave, make_waves, select, shuffled_batches
 from fl2fast.engine.batches import Targets, make_batches
 from fl2fast.engine.label import pseudo_label
-from fl2fast.engine.local import train_lanes
+from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.server import (
     aggregate,
     aggregation_weights,
     fine_tune,
     recalibrate_all,
-    server_sgd,
 )
 from fl2fast.engine.world import ClientStore, Lanes, ServerState, World
 from fl2fast.methods.method import ClientPart, PseudoLabels
@@ -55,13 +55,12 @@ def run_round(
 
     Statistics that neither a test of this round nor the next labels would read are not made.
     """
-    report = None
-    lr = world.experiment.learning_rate(round)
-    if world.method.client is not None:
-        state, report = _client_phase(world, world.method.client, state, store, round, lr, phase)
+    client, report = world.method.client, None
+    if client is not None:
+        state, report = _client_phase(world, client, state, store, round, phase)
     with phase("fine_tune"):
-        state = fine_tune(world, state, round, lr)
-    if tested or (world.method.client is not None and world.method.client.predicts):
+        state = fine_tune(world, state, round, world.experiment.learning_rate(round))
+    if tested or (client is not None and client.predicts):
         with phase("recalibrate"):
             state = recalibrate_all(world, state, round)
     return state, report
@@ -73,7 +72,6 @@ def _client_phase(
     state: ServerState,
     store: ClientStore,
     round: int,
-    lr: float,
     phase: Phase,
 ) -> tuple[ServerState, LabelReport]:
     e = world.experiment
@@ -83,8 +81,9 @@ def _client_phase(
         labels = pseudo_label(world, client, state, lanes, round)
         report = _read_labels(lanes, labels)
     with phase("plan"):
+        rows_LM = report.keep_LM if client.batches == "kept" else report.live_LM
         steps = shuffled_batches(
-            report.keep_LM if client.batches == "kept" else report.live_LM,
+            rows_LM,
             lanes.seed_L,
             lanes.client_L,
             purpose="client shuffle",
@@ -94,20 +93,7 @@ def _client_phase(
         )
         waves = make_waves(steps, report.sure_LM, batch_size=e.batch_size, chunk=e.chunk)
     with phase("local_training"):
-        keys = [(seed, int(c)) for seed, ids in zip(e.seed_list, ids_SK, strict=True) for c in ids]
-        anchor_LP = state.params_SP.repeat_interleave(e.cohort, dim=0)
-        fresh = e.client_momentum == "fresh"
-        buffer_LP = torch.zeros_like(anchor_LP) if fresh else store.take(keys, anchor_LP[0])
-        targets = Targets(labels.y_LM, labels.keep_LM, labels.sure_LM)
-        batches = make_batches(
-            world, waves, lanes, targets, view=client.view, purpose="client view", round=round
-        )
-        params_LP, buffer_LP = train_lanes(
-            world.network, client.grads, server_sgd(world, lr), anchor_LP, buffer_LP, batches
-        )
-        if not fresh:
-            trained = [lane for lane, own in enumerate(steps) if own]
-            store.put([keys[lane] for lane in trained], buffer_LP[trained])
+        params_LP = _train_clients(world, client, state, store, ids_SK, lanes, labels, waves, round)
     with phase("aggregate"):
         weight_SK = client.weight(labels).to(params_LP.dtype).view(ids_SK.shape)
         params_SP, momentum_SP = aggregate(
@@ -117,9 +103,44 @@ def _client_phase(
             aggregation_weights(weight_SK),
             e.aggregate_momentum,
         )
-    num_trained = sum(len(batch.position_B) for own in steps for batch in own)
     state = state._replace(params_SP=params_SP, aggregate_momentum_SP=momentum_SP)
-    return state, report._replace(num_trained=num_trained)
+    return state, report._replace(num_trained=e.epochs * int(rows_LM.sum()))
+
+
+def _train_clients(
+    world: World,
+    client: ClientPart,
+    state: ServerState,
+    store: ClientStore,
+    ids_SK: np.ndarray,
+    lanes: Lanes,
+    labels: PseudoLabels,
+    waves: list[Wave],
+    round: int,
+) -> Tensor:
+    """The cohort's models after local training: params_LP. Their momentum goes to the store."""
+    e = world.experiment
+    anchor_LP = state.params_SP.repeat_interleave(e.cohort, dim=0)
+    keys = [(seed, int(c)) for seed, ids in zip(e.seed_list, ids_SK, strict=True) for c in ids]
+    batches = make_batches(
+        world,
+        waves,
+        lanes,
+        Targets(labels.y_LM, labels.keep_LM, labels.sure_LM),
+        view=client.view,
+        purpose="client view",
+        round=round,
+    )
+    sgd = make_sgd(e, e.learning_rate(round))
+    persists = e.client_momentum == "persist"
+    buffer_LP = store.take(keys, anchor_LP[0]) if persists else torch.zeros_like(anchor_LP)
+    params_LP, buffer_LP = train_lanes(
+        world.network, client.grads, sgd, anchor_LP, buffer_LP, batches
+    )
+    if persists:
+        trained = sorted({int(lane) for wave in waves for lane in wave.lane_G})
+        store.put([keys[lane] for lane in trained], buffer_LP[trained])
+    return params_LP
 
 
 def _lanes_of(world: World, ids_SK: np.ndarray) -> Lanes:
@@ -132,7 +153,7 @@ def _lanes_of(world: World, ids_SK: np.ndarray) -> Lanes:
 def _read_labels(lanes: Lanes, labels: PseudoLabels) -> LabelReport:
     """The one place where a round's values leave the device."""
 
-    def host(tensor: torch.Tensor | None) -> np.ndarray | None:
+    def host(tensor: Tensor | None) -> np.ndarray | None:
         return None if tensor is None else tensor.cpu().numpy()
 
     return LabelReport(*map(host, (lanes.live_LM, lanes.row_LM, *labels[:4])))  # type: ignore[arg-type]

@@ -13,10 +13,9 @@ from fl2fast import rng
 from fl2fast.data.augment import normalise
 from fl2fast.data.plan import make_waves, select, shuffled_batches
 from fl2fast.engine.batches import Targets, make_batches
-from fl2fast.engine.local import train_lanes
+from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.world import Lanes, ServerState, World
 from fl2fast.models.network import Network, Stats
-from fl2fast.optim import SGD
 
 
 def aggregation_weights(weight_SK: Tensor) -> Tensor:
@@ -60,17 +59,12 @@ def fine_tune(
     params_SP, momentum_SP = train_lanes(
         world.network,
         world.method.server_grads,
-        server_sgd(world, lr),
+        make_sgd(e, lr),
         state.params_SP,
         state.server_momentum_SP,
         make_batches(world, waves, lanes, targets, view="weak", purpose="server view", round=round),
     )
     return state._replace(params_SP=params_SP, server_momentum_SP=momentum_SP)
-
-
-def server_sgd(world: World, lr: float) -> SGD:
-    e = world.experiment
-    return SGD(lr, e.momentum, weight_decay=e.weight_decay, clip=e.clip)
 
 
 @torch.no_grad()
