@@ -10,7 +10,7 @@ import click
 import rich.progress as bar
 from rich.console import Console
 
-from fl2fast.record import images_per_second
+from fl2fast.record import timing_row
 from fl2fast.simulate import RoundReport
 
 
@@ -27,9 +27,17 @@ def progress(rounds: int, title: str = "") -> Iterator[Callable[[RoundReport], N
         bar.TimeRemainingColumn(),
         bar.TextColumn("{task.fields[figures]}"),
     )
-    with bar.Progress(*columns, console=Console(stderr=True)) as live:
-        task = live.add_task("rounds", total=rounds, figures="")
-        yield lambda report: live.update(task, completed=report.round, figures=describe(report))
+    live = bar.Progress(*columns, console=Console(stderr=True))
+    task = live.add_task("rounds", total=rounds, figures="")
+
+    def show(report: RoundReport) -> None:
+        live.start()  # not before the first round: a refusal is to stand alone
+        live.update(task, completed=report.round, figures=describe(report))
+
+    try:
+        yield show
+    finally:
+        live.stop()
 
 
 def _plain_lines(rounds: int, title: str) -> Callable[[RoundReport], None]:
@@ -45,7 +53,7 @@ def _plain_lines(rounds: int, title: str) -> Callable[[RoundReport], None]:
 
 def describe(report: RoundReport) -> str:
     """test 61.3 %  pseudo-labels 78.1 %  3,100 images/s, means over seeds."""
-    rate = images_per_second([report])
+    rate = timing_row(report)["images_per_second"]
     parts = [
         _mean(report.metrics, "test_accuracy", "test"),
         _mean(report.metrics, "pseudo_label_accuracy", "pseudo-labels"),

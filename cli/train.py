@@ -53,12 +53,16 @@ def train_command(**flags: Any) -> None:
     """
     given = {} if flags["config"] is None else read_config(flags["config"])
     given |= {n: v for n, v in flags.items() if v is not None and n not in NOT_SETTINGS}
-    made = experiment(flags["preset"] or given.pop("preset", None), **given)
+    preset, out, data_dir = (
+        flags[name] or in_file
+        for name, in_file in ((n, given.pop(n, None)) for n in ("preset", "out", "data_dir"))
+    )
+    made = experiment(preset, **given)
     if flags["dry_run"]:
         click.echo(json.dumps(asdict(made), indent=2))
         return
     with progress(made.rounds) as show:
-        summary = train(made, flags["out"], flags["data_dir"], show)
+        summary = train(made, out, data_dir, show)
     for row in summary["seeds"]:
         last, best = row["test_accuracy_last"], row["test_accuracy_best"]
         click.echo(f"seed {row['seed']}: test accuracy {last:.2f} % (best {best:.2f} %)")

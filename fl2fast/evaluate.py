@@ -1,6 +1,7 @@
 """Test accuracy and loss, and the pseudo-label figures of the paper's Fig. 3."""
 
-import numpy as np
+import math
+
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -11,7 +12,7 @@ from fl2fast.engine.world import ServerState, World
 
 
 @torch.no_grad()
-def evaluate(world: World, state: ServerState) -> list[tuple[float, float]]:
+def evaluate(world: World, state: ServerState) -> list[tuple[float, float | None]]:
     """(accuracy in percent, mean cross-entropy) of every seed's global model on the test set."""
     results = []
     for params_P, stats in zip(state.params_SP, state.stats_S, strict=True):
@@ -26,8 +27,13 @@ def evaluate(world: World, state: ServerState) -> list[tuple[float, float]]:
             correct += (logits.argmax(-1) == y).sum()
             loss += cross_entropy(logits, y, reduction="sum")
         num = len(world.test_labels)
-        results.append((100.0 * int(correct) / num, float(loss) / num))
+        results.append((100.0 * int(correct) / num, _finite(float(loss) / num)))
     return results
+
+
+def _finite(value: float) -> float | None:
+    """A diverged model has no loss; JSON has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 LABEL_FIGURES = (
@@ -43,7 +49,8 @@ LABEL_FIGURES = (
 def label_figures(world: World, report: LabelReport | None) -> list[dict[str, float | None]]:
     """Counts pooled over each seed's cohort, then divided once; None where nothing is defined."""
     e = world.experiment
-    if report is None:
+    client = world.method.client
+    if report is None or client is None or not client.predicts:
         return [dict.fromkeys(LABEL_FIGURES) for _ in range(e.seeds)]
     right_LM = report.keep_LM & (report.y_LM == world.truth_host[report.row_LM])
     figures = []
@@ -52,7 +59,7 @@ def label_figures(world: World, report: LabelReport | None) -> list[dict[str, fl
         total, kept, right = (
             int(mask[own].sum()) for mask in (report.live_LM, report.keep_LM, right_LM)
         )
-        tau = None if report.tau_L is None else float(np.mean(report.tau_L[own], dtype=np.float64))
+        tau = None if report.tau_L is None else _finite(float(report.tau_L[own].mean(dtype=float)))
         values = (
             100.0 * kept / total,
             100.0 * right / kept if kept else None,

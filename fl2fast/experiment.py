@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fl2fast import rng
+from fl2fast.data.load import check_dataset
 from fl2fast.data.partition import check_partition
 from fl2fast.data.settings import CIFAR10, SETTINGS, Settings, pretrain_calls
 from fl2fast.errors import UsageError
@@ -24,7 +25,7 @@ class Experiment:
     """The default values are the paper's protocol; `experiment(...)` fills in a dataset's row.
 
     Where the paper and its released code disagree there is a field, and its default follows the
-    code (the schedule is the exception: both tables of the paper say cosine).
+    code (the schedule is the exception: the paper's text and table say cosine).
     """
 
     dataset: str = "streetdigits"
@@ -71,6 +72,7 @@ class Experiment:
     mean: tuple[float, ...] = CIFAR10.mean
     std: tuple[float, ...] = CIFAR10.std
     flip: bool = True
+    crop: float = 0.125  # reflect padding of the random crop, as a share of the side
     train_size: int = 20_000  # of streetdigits
     test_size: int = 4_000
     data_seed: int = 0
@@ -151,7 +153,8 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "lr": (0, None),
     "rho": (0, None),
     "seed": (0, rng.MAX_SEED),
-    "seeds": (1, None),
+    "seeds": (1, 4096),
+    "crop": (0, 0.5),
     "chunk": (0, None),
     "eval_every": (1, None),
     "momentum": (0, 1),
@@ -175,21 +178,24 @@ def experiment(preset: str | None = None, **given: Any) -> Experiment:
     >>> experiment(rounds=3).model
     'cnn'
     """
-    unknown = sorted(set(given) - {f.name for f in fields(Experiment)})
+    known = {f.name: f.default for f in fields(Experiment)}
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise UsageError(f"unknown setting {unknown[0]!r}: see fl2fast train --help and README.md")
+    for name in ("mean", "std"):  # TOML knows lists only
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name])
+    for name, value in given.items():
+        _check_type(name, value, known[name])
     dataset = given.get("dataset", Experiment.dataset)
     settings = SETTINGS.get(dataset, CIFAR10)
     published = dataset in SETTINGS and dataset != "streetdigits"
     preset = preset or ("paper" if published else "quick")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}: choose {' or '.join(PRESETS)}")
     values = _row(settings) | PRESETS[preset] | given
     if "epochs" in given and "server_epochs" not in given:
         values["server_epochs"] = given["epochs"]
-    for name in ("mean", "std"):  # TOML and JSON know lists only
-        if isinstance(values[name], list):
-            values[name] = tuple(values[name])
     made = Experiment(**values)
     check(made)
     if "pretrain" not in given:
@@ -216,7 +222,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def check(made: Experiment) -> None:
     """Refuse, in one sentence, what can be known to be wrong before any data is read."""
-    _check_types(made)
+    for field in fields(Experiment):
+        _check_type(field.name, getattr(made, field.name), field.default)
     for name, choices in _CHOICES.items():
         if (value := getattr(made, name)) not in choices:
             raise UsageError(f"unknown {name} {value!r}: choose {', '.join(choices)}")
@@ -232,26 +239,29 @@ def check(made: Experiment) -> None:
         )
     if made.seed + made.seeds - 1 > rng.MAX_SEED:
         raise UsageError(f"seeds {made.seed} + {made.seeds} run past {rng.MAX_SEED}: start lower")
-    if not all(map(math.isfinite, made.mean)) or not all(s > 0 for s in made.std):
-        raise UsageError(f"mean {made.mean} and std {made.std} must be finite, with std above 0")
+    finite = all(map(math.isfinite, made.mean + made.std)) and all(s > 0 for s in made.std)
+    if not finite or not 0 < len(made.mean) == len(made.std):
+        raise UsageError(
+            f"mean {made.mean} and std {made.std} must be equally many finite numbers, with std "
+            "above 0"
+        )
+    check_dataset(made.dataset)
     find_model(made.model)
     check_partition(made.partition)
     check_device(made.device)
 
 
-def _check_types(made: Experiment) -> None:
-    for field in fields(Experiment):
-        value, default = getattr(made, field.name), field.default
-        if isinstance(default, tuple):
-            fits = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)
-        elif isinstance(default, float):
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
-        else:
-            fits = type(value) is type(default)
-        if not fits:
-            raise UsageError(
-                f"{field.name} is {value!r}, but it must be of the kind of its default, {default!r}"
-            )
+def _check_type(name: str, value: Any, default: Any) -> None:
+    if isinstance(default, tuple):
+        fits = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)
+    elif isinstance(default, float):
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = type(value) is type(default)
+    if not fits:
+        raise UsageError(
+            f"{name} is {value!r}, but it must be of the kind of its default, {default!r}"
+        )
 
 
 def check_device(name: str) -> None:

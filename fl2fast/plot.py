@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 PANELS = (
     ("test_accuracy", "test accuracy (%)"),
@@ -21,7 +18,8 @@ PANELS = (
 
 def draw_curves(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Mean over seeds, one line a run, with a band from the lowest to the highest seed."""
-    figure, axes = plt.subplots(2, 3, figsize=(10.5, 5.6), layout="constrained")
+    figure = Figure(figsize=(10.5, 5.6), layout="constrained")
+    axes = figure.subplots(2, 3)
     for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
         for colour, (label, rows) in enumerate(runs.items()):
             _draw(axis, rows, name, label, f"C{colour}")
@@ -31,7 +29,6 @@ def draw_curves(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].legend(fontsize=9, frameon=False)
     figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
 
 
 def _draw(axis: Any, rows: list[dict[str, Any]], name: str, label: str, colour: str) -> None:

@@ -7,8 +7,8 @@ on the clock: equal runs give equal bytes), timing.jsonl and env.json how fast a
 import json
 import os
 import platform
+import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -34,6 +34,8 @@ def claim_folder(out: Path) -> Path:
                 f"{str(out)!r} exists and is not an empty folder: choose another --out or remove it"
             )
         out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
     except OSError as error:
         raise UsageError(f"cannot write to {str(out)!r}: {error.strerror}") from error
     return out
@@ -80,27 +82,30 @@ class Recorder:
     def __init__(self, out: Path, world: World) -> None:
         self.out, self.world = out, world
         self.started = time.perf_counter()
-        self.reports: list[RoundReport] = []
+        self.rows: list[dict[str, Any]] = []
+        self.num_trained, self.seconds = 0, 0.0
         _write_json(out / "config.json", asdict(world.experiment))
         _write_json(out / "env.json", environment(world.experiment.device))
         _write_json(out / "partition.json", _partition(world))
 
     def add(self, report: RoundReport) -> None:
-        self.reports.append(report)
+        self.rows += report.metrics
+        self.num_trained += report.num_trained
+        self.seconds += report.seconds.get("local_training", 0.0)
+        self.state = report.state  # the last one only: a state is as large as three models a seed
         _append_lines(self.out / "metrics.jsonl", report.metrics)
         _append_lines(self.out / "timing.jsonl", [timing_row(report)])
 
     def finish(self) -> dict[str, Any]:
         """Summary, model and curves, once the last round is in."""
-        rows = [row for report in self.reports for row in report.metrics]
         summary = {
-            **accuracies(rows),
-            "images_per_second": images_per_second(self.reports),
+            **accuracies(self.rows),
+            "images_per_second": images_per_second(self.num_trained, self.seconds),
             "wall_seconds": time.perf_counter() - self.started,
         }
         _write_json(self.out / "summary.json", summary)
-        save_file(named_tensors(self.world, self.reports[-1].state), self.out / "model.safetensors")
-        draw_curves({self.world.experiment.method: rows}, self.out / "curves.png")
+        save_file(named_tensors(self.world, self.state), self.out / "model.safetensors")
+        draw_curves({self.world.experiment.method: self.rows}, self.out / "curves.png")
         return summary
 
 
@@ -118,16 +123,14 @@ def accuracies(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"seeds": seeds, "mean": {n: float(np.mean([s[n] for s in seeds])) for n in names}}
 
 
-def images_per_second(reports: Iterable[RoundReport]) -> float | None:
+def images_per_second(num_trained: int, seconds: float) -> float | None:
     """Images that clients trained on per second of local training, augmentation included."""
-    reports = list(reports)
-    seconds = sum(r.seconds.get("local_training", 0.0) for r in reports)
-    return sum(r.num_trained for r in reports) / seconds if seconds else None
+    return num_trained / seconds if seconds else None
 
 
 def timing_row(report: RoundReport) -> dict[str, Any]:
     seconds = {name: round(value, 6) for name, value in report.seconds.items()}
-    rate = images_per_second([report])
+    rate = images_per_second(report.num_trained, report.seconds.get("local_training", 0.0))
     return {"round": report.round, "seconds": seconds, "images_per_second": rate}
 
 
@@ -142,6 +145,9 @@ def named_tensors(world: World, state: ServerState) -> dict[str, torch.Tensor]:
         own = dict(net.layout.split(params_P))
         own |= {f"{n}.running_mean": t for n, t in net.norms.split(stats.mean_Q).items()}
         own |= {f"{n}.running_var": t for n, t in net.norms.split(stats.var_Q).items()}
+        own |= {
+            f"{n}.num_batches_tracked": torch.zeros((), dtype=torch.int64) for n in net.norms.names
+        }
         prefix = f"seed{seed}." if len(seeds) > 1 else ""
         named |= {prefix + name: tensor.cpu().contiguous() for name, tensor in own.items()}
     return named

@@ -14,7 +14,7 @@ from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
 from fl2fast.errors import UsageError
 from fl2fast.evaluate import evaluate, label_figures
-from fl2fast.experiment import Experiment
+from fl2fast.experiment import Experiment, check
 from fl2fast.models import check_module, find_model, in_channels
 from fl2fast.models.lowering import check_lowering
 from fl2fast.models.network import Network
@@ -33,19 +33,20 @@ class RoundReport(NamedTuple):
 def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
     """Load the data, deal it out and lower the network; every refusal happens here."""
     e = experiment
+    check(e)
     arrays = load(e.dataset, data_dir or default_data_dir(), e.train_size, e.test_size, e.data_seed)
     num_classes = arrays.num_classes
-    module = make_module(e, num_classes, e.seed)
-    channels = in_channels(module)
-    train_images = fit_images(arrays.train_images, channels)
-    test_images = fit_images(arrays.test_images, channels)
-    check_module(module, e.model, train_images.shape[1:], num_classes)
-    if e.lowering != "loop" and ".py:" in e.model:
-        check_lowering(module, e.lowering, train_images.shape[1:])
     splits = tuple(
         split_rows(arrays.train_labels, num_classes, e.labels, e.partition, e.clients, seed)
         for seed in e.seed_list
     )
+    module = make_module(e, num_classes, e.seed)
+    channels = in_channels(module) or arrays.train_images.shape[1]
+    train_images = fit_images(arrays.train_images, channels)
+    test_images = fit_images(arrays.test_images, channels)
+    check_module(module, e.model, train_images.shape[1:], num_classes)
+    if ".py:" in e.model:
+        check_lowering(module, e.lowering, train_images.shape[1:])
     device = torch.device(e.device)
     like = torch.zeros((), dtype=e.torch_dtype, device=device)
     return World(
@@ -66,8 +67,14 @@ def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
 
 def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn.Module:
     """The model as this seed initialises it."""
+    factory = find_model(experiment.model)
     with rng.torch_seeded(seed, "init"):
-        module = find_model(experiment.model)(num_classes)
+        try:
+            module = factory(num_classes)
+        except Exception as error:  # the user's own factory: whatever it raises is the news
+            raise UsageError(
+                f"model {experiment.model!r} cannot be made for {num_classes} classes: {error}"
+            ) from error
     if not isinstance(module, torch.nn.Module):
         kind = type(module).__name__
         raise UsageError(f"model {experiment.model!r} returned {kind}, not an nn.Module")
@@ -76,10 +83,13 @@ def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn
 
 def _per_channel(values: tuple[float, ...], channels: int, like: torch.Tensor) -> torch.Tensor:
     """One value per channel; a grey model takes the mean of a colour row."""
+    if len(values) != channels and 1 not in (len(values), channels):
+        raise UsageError(
+            f"mean and std have {len(values)} values, but the images have {channels} channels: "
+            f"give {channels}"
+        )
     tensor = torch.tensor(values, dtype=torch.float64)
-    if len(values) != channels:
-        tensor = tensor.mean().expand(channels)
-    return tensor.to(like)
+    return (tensor if len(values) == channels else tensor.mean().expand(channels)).to(like)
 
 
 def initial_state(world: World) -> ServerState:

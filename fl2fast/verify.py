@@ -20,12 +20,15 @@ from fl2fast.errors import UsageError
 from fl2fast.experiment import DTYPES
 from fl2fast.methods import METHODS
 from fl2fast.methods.method import Batch, PseudoLabels
+from fl2fast.models import find_model
 from fl2fast.models.layout import Layout
 from fl2fast.models.network import Network, Stats
 from fl2fast.models.wrn import WideResNet
 from fl2fast.optim import SGD
 
 EXACT = 0.0
+NUMBERS = ("rho", "eta", "tau_f", "lr", "momentum", "weight_decay", "clip")
+NUMBERS += ("aggregate_momentum", "w_a", "w_cs")
 # float32 rounding alone flips ReLU units, so that later weights are shown, not judged.
 TOLERANCES: dict[str, dict[str, float | None]] = {
     "float64": {},
@@ -154,6 +157,13 @@ class _Replay:
                     f"trace {str(trace.path)!r} has {name} {get(name)!r} in its config, but it "
                     "must be a positive integer: record it again"
                 )
+        for name in NUMBERS:
+            if isinstance(get(name), bool) or not isinstance(get(name), int | float):
+                raise UsageError(
+                    f"trace {str(trace.path)!r} has {name} {get(name)!r} in its config, but it "
+                    "must be a number: record it again"
+                )
+        find_model(f"wrn-{get('depth')}-{get('widen')}")  # refuses a depth that is not 6n+4
         self.trace, self.dtype, self.num_clients = trace, dtype, get("clients")
         module = WideResNet(get("depth"), get("widen"), get("classes"))
         self.net = Network.of(module, lowering, torch.zeros((), dtype=dtype))
@@ -228,11 +238,21 @@ class _Replay:
         """Every client's recorded batches; the step number stands in the epoch's place."""
         return [
             [
-                LaneBatch(t, self.trace[f"client{c}/step{t}/rows"].astype(np.int64))
+                LaneBatch(t, self._rows(c, t))
                 for t in range(self.trace.count(f"client{c}/step{{}}/rows"))
             ]
             for c in range(self.num_clients)
         ]
+
+    def _rows(self, c: int, t: int) -> np.ndarray:
+        rows = self.trace[f"client{c}/step{t}/rows"].astype(np.int64)
+        num = len(self.trace[f"client{c}/weak"])
+        if not len(rows) or rows.min() < 0 or rows.max() >= num:
+            raise UsageError(
+                f"trace {str(self.trace.path)!r} names rows in 'client{c}/step{t}/rows' outside "
+                f"that client's {num}: record it again"
+            )
+        return rows
 
     def _compare_steps(self) -> Iterator[Triple]:
         for c, own in enumerate(self._steps()):

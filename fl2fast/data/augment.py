@@ -67,27 +67,31 @@ def draw_views(
     )
 
 
-def weak(image_NCHW: Tensor, draws: ViewDraws, *, flip: bool = True) -> Tensor:
+def weak(
+    image_NCHW: Tensor, draws: ViewDraws, *, flip: bool = True, crop: float = CROP_PAD
+) -> Tensor:
     """Crop and flip uint8 images; without `flip` the flip draws are ignored."""
     device, (H, W) = image_NCHW.device, image_NCHW.shape[-2:]
-    row_NH = _cropped_axis(H, draws.crop[:, 0])
-    column_NW = _cropped_axis(W, draws.crop[:, 1])
+    row_NH = _cropped_axis(H, draws.crop[:, 0], crop)
+    column_NW = _cropped_axis(W, draws.crop[:, 1], crop)
     if flip:
         column_NW = torch.where(draws.flip[:, None], column_NW.flip(1), column_NW)
-    row_NH1, column_N1W = _ship(row_NH[:, :, None], device), _ship(column_NW[:, None, :], device)
+    row_NH1, column_N1W = ship(row_NH[:, :, None], device), ship(column_NW[:, None, :], device)
     return _pick(image_NCHW, row_NH1 * W + column_N1W)
 
 
-def strong(image_NCHW: Tensor, draws: ViewDraws, *, flip: bool = True) -> Tensor:
+def strong(
+    image_NCHW: Tensor, draws: ViewDraws, *, flip: bool = True, crop: float = CROP_PAD
+) -> Tensor:
     """Crop and flip as `weak` does, then three ops and a cutout."""
-    view_NCHW = weak(image_NCHW, draws, flip=flip)
+    view_NCHW = weak(image_NCHW, draws, flip=flip, crop=crop)
     for op_N, magnitude_N in zip(draws.op.unbind(1), draws.magnitude.unbind(1), strict=True):
         for place, (op, low, high) in enumerate(_TABLE.values()):
             chosen = (op_N == place).nonzero().squeeze(1)
             if op is _identity or len(chosen) == 0:
                 continue
             value = low + (high - low) * magnitude_N[chosen]
-            chosen = _ship(chosen, view_NCHW.device)
+            chosen = ship(chosen, view_NCHW.device)
             view_NCHW.index_copy_(0, chosen, op(view_NCHW.index_select(0, chosen), value))
     return _cutout(view_NCHW, draws.cutout)
 
@@ -103,13 +107,13 @@ def _below(bound: int, word: Tensor) -> Tensor:
     return word * bound >> 32
 
 
-def _ship(host: Tensor, device: torch.device) -> Tensor:
+def ship(host: Tensor, device: torch.device) -> Tensor:
     """A host tensor on the device of the images; from pinned memory the copy does not wait."""
     return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 def _per_image(value_N: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _ship(value_N.to(dtype)[:, None, None, None], device)
+    return ship(value_N.to(dtype)[:, None, None, None], device)
 
 
 def _pick(image_NCHW: Tensor, source_NHW: Tensor) -> Tensor:
@@ -118,9 +122,9 @@ def _pick(image_NCHW: Tensor, source_NHW: Tensor) -> Tensor:
     return image_NCHW.flatten(2).gather(2, source_NCP).view_as(image_NCHW)
 
 
-def _cropped_axis(side: int, word_N: Tensor) -> Tensor:
+def _cropped_axis(side: int, word_N: Tensor, crop: float) -> Tensor:
     """The source of every coordinate after reflect padding and a crop at a drawn offset."""
-    pad = int(side * CROP_PAD)
+    pad = int(side * crop)
     padded = torch.arange(side) + (_below(2 * pad + 1, word_N) - pad)[:, None]
     return (side - 1) - ((side - 1) - padded.abs()).abs()
 
@@ -230,7 +234,7 @@ def _affine(image_NCHW: Tensor, matrix_N23: Tensor) -> Tensor:
     by_x_N2, by_y_N2, start_N2 = matrix_N23.unbind(2)
     parts_3N2 = torch.stack((by_x_N2, by_y_N2, start_N2 + by_x_N2 * 0.5 + by_y_N2 * 0.5))
     fixed_3N2 = (parts_3N2 * 65536 + 0.5).floor().int()
-    by_x_2N11, by_y_2N11, start_2N11 = _ship(fixed_3N2.mT[..., None, None], device).unbind(0)
+    by_x_2N11, by_y_2N11, start_2N11 = ship(fixed_3N2.mT[..., None, None], device).unbind(0)
     y_H1 = torch.arange(H, dtype=torch.int32, device=device)[:, None]
     x_W = torch.arange(W, dtype=torch.int32, device=device)
     x_NHW, y_NHW = (by_x_2N11 * x_W + (by_y_2N11 * y_H1 + start_2N11) >> 16).unbind(0)
@@ -302,7 +306,7 @@ def _cutout(image_NCHW: Tensor, uniform_N3: Tensor) -> Tensor:
     inside_NW = _covered(W, x_N, side_N, device)
     inside_N1HW = (inside_NH[:, :, None] & inside_NW[:, None, :])[:, None]
     fill_C = torch.tensor(CUTOUT_RGB, dtype=torch.uint8)[:, None, None]
-    fill_C11 = _ship(fill_C if C == 3 else _luma(fill_C[None])[0].to(torch.uint8), device)
+    fill_C11 = ship(fill_C if C == 3 else _luma(fill_C[None])[0].to(torch.uint8), device)
     return (image_NCHW * ~inside_N1HW).add_(fill_C11 * inside_N1HW)
 
 
@@ -316,4 +320,4 @@ def _covered(length: int, uniform_N: Tensor, side_N: Tensor, device: torch.devic
     first_N1 = (centre_N - side_N / 2).clamp(min=0).floor()[:, None]
     last_N1 = (first_N1 + side_N[:, None]).clamp(max=length).floor()
     coordinate = torch.arange(length)
-    return _ship((coordinate >= first_N1) & (coordinate <= last_N1), device)
+    return ship((coordinate >= first_N1) & (coordinate <= last_N1), device)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,12 +49,17 @@ def load(name: str, data_dir: Path, train_size: int, test_size: int, data_seed: 
                 "use --dataset streetdigits, which needs no files"
             )
         return load_folder(folder)
-    if Path(name).is_dir():
-        return load_folder(Path(name))
-    raise UsageError(
-        f"unknown dataset {name!r}: choose {', '.join(SETTINGS)}, or give an existing folder that "
-        "holds {train,test}_{images,labels}.npy"
-    )
+    check_dataset(name)
+    return load_folder(Path(name))
+
+
+def check_dataset(name: str) -> None:
+    """Refuse a name that is neither a known dataset nor a folder."""
+    if name not in SETTINGS and not Path(name).is_dir():
+        raise UsageError(
+            f"unknown dataset {name!r}: choose {', '.join(SETTINGS)}, or give an existing folder "
+            "that holds {train,test}_{images,labels}.npy"
+        )
 
 
 def load_folder(folder: Path) -> Arrays:
@@ -96,8 +102,11 @@ def _read(path: Path) -> np.ndarray:
             f"{path} is missing: a dataset folder holds {{train,test}}_{{images,labels}}.npy"
         )
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it holds an archive")
+        return array
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is not a readable .npy file ({error}): write it again") from error
 
 

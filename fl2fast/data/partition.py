@@ -84,6 +84,11 @@ def _labelled_split(
     labelled, unlabelled = [], []
     for label in range(num_classes):
         rows = draws.permutation(np.flatnonzero(labels == label))
+        if not len(rows):
+            raise UsageError(
+                f"class {label} has no training image: labels must be 0 to {num_classes - 1} "
+                "without a gap"
+            )
         if len(rows) < per_class:
             raise UsageError(
                 f"{num_labels} labels need {per_class} images of every class, but class {label} "

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl2fast.data.augment import draw_views, normalise, strong, weak
+from fl2fast.data.augment import draw_views, normalise, ship, strong, weak
 from fl2fast.data.plan import Wave
 from fl2fast.engine.world import Lanes, World
 from fl2fast.methods.method import Batch
@@ -45,10 +45,11 @@ def make_batches(
         place = (round, lanes.client_L[lane], torch.from_numpy(epoch_R), position)
         draws = draw_views(lanes.seed_L[lane], purpose, *place, int(view == "strong"))
 
-        lane, position = _ship(world.device, lane, position)
+        lane, position = _ship_all(world.device, lane, position)
         images = world.images[lanes.row_LM[lane, position]]
         augment = strong if view == "strong" else weak
-        pixels = augment(images, draws, flip=world.experiment.flip)
+        e = world.experiment
+        pixels = augment(images, draws, flip=e.flip, crop=e.crop)
         views = normalise(pixels, world.mean, world.std)
         yield from _batches_of(block, views, lane, position, targets)
 
@@ -57,7 +58,7 @@ def _batches_of(
     block: Sequence[Wave], views: Tensor, lane_R: Tensor, position_R: Tensor, targets: Targets
 ) -> Iterator[Batch]:
     masks = [w.row_GB for w in block if w.row_GB is not None]
-    masks_device = iter(_ship(views.device, *map(torch.from_numpy, masks)) if masks else ())
+    masks_device = iter(_ship_all(views.device, *map(torch.from_numpy, masks)) if masks else ())
     start = 0
     for wave in block:
         shape = wave.position_GB.shape
@@ -92,8 +93,8 @@ def _blocks(waves: Sequence[Wave]) -> Iterator[Sequence[Wave]]:
             start, rows = index + 1, 0
 
 
-def _ship(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+def _ship_all(device: torch.device, *tensors: Tensor) -> list[Tensor]:
     """Move many small host tensors of one type in a single copy."""
-    flat = torch.cat([t.reshape(-1) for t in tensors]).to(device, non_blocking=True)
+    flat = ship(torch.cat([t.reshape(-1) for t in tensors]), device)
     parts = flat.split([t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]

@@ -25,9 +25,9 @@ def pseudo_label(
 
 def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tensor:
     """Softmax of each lane's global model: probs_LMY; padding rows are zero."""
-    cohort, probs = world.experiment.cohort, []
-    for s, seed in enumerate(world.experiment.seed_list):
-        own = np.arange(s * cohort, (s + 1) * cohort)
+    e, probs = world.experiment, []
+    for s, seed in enumerate(e.seed_list):
+        own = np.arange(s * e.cohort, (s + 1) * e.cohort)
         lane = torch.from_numpy(np.repeat(own, lanes.size_L[own]))
         position = torch.from_numpy(np.concatenate([np.arange(lanes.size_L[i]) for i in own]))
         for lane_R, position_R in zip(
@@ -36,7 +36,7 @@ def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tenso
             place = (round, lanes.client_L[lane_R], 0, position_R)
             draws = draw_views(seed, "pseudo-label view", *place, 0)
             rows = lanes.row_LM[lane_R.to(world.device), position_R.to(world.device)]
-            pixels = weak(world.images[rows], draws, flip=world.experiment.flip)
+            pixels = weak(world.images[rows], draws, flip=e.flip, crop=e.crop)
             x = normalise(pixels, world.mean, world.std)
             probs.append(world.network.infer(state.params_SP[s], state.stats_S[s], x).softmax(-1))
     return pad_sequence(

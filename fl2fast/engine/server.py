@@ -90,7 +90,7 @@ def recalibrate_all(world: World, state: ServerState, round: int) -> ServerState
     stats = []
     for s in range(e.seeds):
         rows = _recalibration_batches(world, s, cohorts[s], round)
-        batches = (clean_views(world, world.images, batch) for batch in rows)
+        batches = (clean_views(world, batch) for batch in rows)
         per_sample = e.sbn_weight == "per_sample"
         stats.append(recalibrate(world.network, state.params_SP[s], batches, per_sample=per_sample))
     return state._replace(stats_S=tuple(stats))
@@ -119,7 +119,7 @@ def _recalibration_batches(
     ]
 
 
-def clean_views(world: World, images: Tensor, rows: np.ndarray) -> Tensor:
-    """Un-augmented, normalised images."""
-    chosen = images[torch.from_numpy(rows).to(images.device)]
+def clean_views(world: World, rows: np.ndarray) -> Tensor:
+    """Un-augmented, normalised training images."""
+    chosen = world.images[torch.from_numpy(rows).to(world.device)]
     return normalise(chosen, world.mean, world.std)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def _load_factory(name: str) -> Factory:
     assert spec is not None
     assert spec.loader is not None
     source = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = source  # as an import would: dataclasses look their module up
     try:
         spec.loader.exec_module(source)
     except Exception as error:  # the user's own file: whatever it raises is the news
@@ -56,10 +58,10 @@ def _load_factory(name: str) -> Factory:
     return factory  # type: ignore[return-value]
 
 
-def in_channels(module: nn.Module) -> int:
-    """Image channels the module expects: those of its first convolution, else 3."""
+def in_channels(module: nn.Module) -> int | None:
+    """Image channels the module expects: those of its first convolution, if it has one."""
     convs = (m for m in module.modules() if isinstance(m, nn.Conv2d))
-    return next((conv.in_channels for conv in convs), 3)
+    return next((conv.in_channels for conv in convs), None)
 
 
 def check_module(

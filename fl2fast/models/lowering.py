@@ -85,15 +85,20 @@ def check_lowering(module: nn.Module, name: str, image_shape: tuple[int, ...]) -
     numel = 2 * 4 * torch.Size(image_shape).numel()
     x_LBCHW = torch.linspace(0, 50, numel, dtype=torch.float64).sin().view(2, 4, *image_shape)
     try:
-        expected = loop(module)(params_LP, x_LBCHW, {})
-        actual = LOWERINGS[name](module)(params_LP, x_LBCHW, {})
+        expected, actual = (
+            torch.func.vjp(lambda p, apply=apply: apply(p, x_LBCHW, {}), params_LP)[0]
+            for apply in (loop(module), LOWERINGS[name](module))
+        )
         same = actual.shape == expected.shape and torch.allclose(actual, expected, atol=1e-9)
         reason = "gives other outputs than one learner at a time"
-    except RuntimeError as error:
-        same, reason = False, f"fails ({str(error).splitlines()[0]})"
+    except UsageError:
+        raise
+    except Exception as error:  # the user's own forward: whatever it raises is the news
+        same, reason = False, f"fails ({(str(error) or repr(error)).splitlines()[0]})"
     if not same:
-        others = "vmap or loop" if name == "grouped" else "loop"
-        raise UsageError(f"the model under --lowering {name} {reason}: use --lowering {others}")
+        others = {"grouped": "use --lowering vmap or loop", "vmap": "use --lowering loop"}
+        remedy = others.get(name, "its forward must not change its own state")
+        raise UsageError(f"the model under --lowering {name} {reason}: {remedy}")
 
 
 class _GroupedConv2d(nn.Module):

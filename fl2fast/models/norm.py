@@ -39,13 +39,15 @@ class Norm(nn.Module):
         if self.mean is not None and self.var is not None:
             mean, var = self.mean.reshape(-1), self.var.reshape(-1)
             return F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
-        if self.row is None:
+        alone = x.shape[0] * x.shape[2] * x.shape[3] == 1  # native batch norm refuses one value
+        if self.row is None and not alone:
             # momentum 1: the native kernel's running statistics are this batch's own
             return F.batch_norm(
                 x, self.seen_mean, self.seen_var, weight, bias, True, momentum=1.0, eps=self.eps
             )
-        row_LB = self.row.reshape(-1, x.shape[0])
-        num_lanes = row_LB.shape[0]
+        num_lanes = self.weight.shape[0] if self.weight.dim() == 2 else 1
+        row = x.new_ones(num_lanes, 1) if self.row is None else self.row
+        row_LB = row.reshape(num_lanes, x.shape[0])
         x_BLCHW = x.unflatten(1, (num_lanes, -1))
         lane = (num_lanes, -1)
         out = masked_norm(x_BLCHW, row_LB.T, weight.view(lane), bias.view(lane), self.eps)
@@ -54,7 +56,8 @@ class Norm(nn.Module):
 
 def with_explicit_norms(module: nn.Module) -> nn.Module:
     """Swap every BatchNorm2d in `module`, which is changed in place, for a `Norm`."""
-    for name, child in list(module.named_modules()):
+    swapped: dict[nn.Module, Norm] = {}  # a layer used under two names stays one layer
+    for name, child in list(module.named_modules(remove_duplicate=False)):
         if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
             raise UsageError(
                 f"the model's layer {name!r} is dropout with p={child.p}, whose draws cannot be "
@@ -68,5 +71,6 @@ def with_explicit_norms(module: nn.Module) -> nn.Module:
                     "that or GroupNorm"
                 )
             parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, Norm(child))
+            swapped.setdefault(child, Norm(child))
+            setattr(module.get_submodule(parent), leaf, swapped[child])
     return module
