@@ -78,9 +78,7 @@ def test_train_writes_a_whole_run_folder(tmp_path: Path, sizes: Path, capsys) ->
 def test_the_model_file_loads_into_the_plain_module(tmp_path: Path, sizes: Path) -> None:
     out = tmp_path / "run"
     assert call("train", *TINY, "--config", sizes, "--out", out) == 0
-    missing = find_model("cnn")(10).load_state_dict(load_file(out / "model.safetensors"), False)
-    assert not missing.unexpected_keys
-    assert all(key.endswith("num_batches_tracked") for key in missing.missing_keys)
+    find_model("cnn")(10).load_state_dict(load_file(out / "model.safetensors"), strict=True)
 
 
 def test_equal_runs_give_equal_bytes(tmp_path: Path, sizes: Path) -> None:
@@ -181,13 +179,41 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "text", ["rounds = ", "colour = 1", 'rounds = "3"', "rounds = 2.5", "flip = 1", "mean = 3"]
+    "text",
+    [
+        "rounds = ",
+        "colour = 1",
+        'rounds = "3"',
+        "rounds = 2.5",
+        "flip = 1",
+        "mean = 3",
+        "mean = []",
+        "std = [inf, inf, inf]",
+        "mean = [0.5, 0.5]",
+        'dataset = ["s"]',
+        'preset = ["quick"]',
+    ],
 )
 def test_bad_config_is_refused(text: str, tmp_path: Path, capsys) -> None:
     config = tmp_path / "c.toml"
     config.write_text(text)
     assert call("train", "--dry-run", "--config", config) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_preset_in_the_file_yields_to_the_flag(tmp_path: Path, capsys) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('preset = "paper"\n')
+    assert dry_run(capsys, "--config", config)["model"] == "wrn-28-2"
+    assert dry_run(capsys, "--config", config, "--preset", "quick")["model"] == "cnn"
+
+
+def test_a_diverged_run_records_null_not_nan(tmp_path: Path, sizes: Path) -> None:
+    out = tmp_path / "run"
+    assert call("train", *TINY, "--lr", "1e30", "--config", sizes, "--out", out) == 0
+    last = rows(out / "metrics.jsonl")[-1]
+    assert last["test_loss"] is None
+    assert "NaN" not in (out / "metrics.jsonl").read_text()
 
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path, sizes: Path, capsys) -> None:

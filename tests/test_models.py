@@ -117,6 +117,7 @@ def test_layers_without_a_form_are_named(layer: nn.Module, word: str) -> None:
 
 
 FACTORIES = """
+import torch
 from torch import nn
 
 def good(num_classes):
@@ -128,6 +129,19 @@ def wrong_shape(num_classes):
 
 def not_a_module(num_classes):
     return 3
+
+def no_argument():
+    return nn.Flatten()
+
+class Counting(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(1024, num_classes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += self.head.weight.sum()
+        return self.head(x.flatten(1))
 """
 
 
@@ -147,11 +161,51 @@ def test_a_users_module_trains_on_grey_images(factories: Path, grey_folder: Path
     assert report.metrics[0]["test_accuracy"] is not None
 
 
-@pytest.mark.parametrize("name", ["wrong_shape", "not_a_module", "absent"])
+@pytest.mark.parametrize(
+    "name", ["wrong_shape", "not_a_module", "absent", "no_argument", "Counting"]
+)
 def test_bad_factories_are_refused(factories: Path, grey_folder: Path, name: str) -> None:
     def build() -> None:
         settings = {"dataset": str(grey_folder), "labels": 9, "clients": 3, "cohort": 2}
-        fl2fast.build_world(fl2fast.experiment(model=f"{factories}:{name}", **settings))
+        made = fl2fast.experiment(model=f"{factories}:{name}", lowering="loop", **settings)
+        fl2fast.build_world(made)
 
-    with pytest.raises(UsageError, match=r"mine\.py"):
+    with pytest.raises(UsageError, match="model"):
         build()
+
+
+class Shared(nn.Module):
+    """One norm layer under two names."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.bn1 = self.bn2 = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_norm_under_two_names_uses_batch_statistics_under_both(lowering: str) -> None:
+    module = Shared(3).double()
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 9, 9, generator=draws, dtype=torch.float64) * 3 + 1
+    expected = module.train()(x).detach()
+    params = Layout.of(dict(module.named_parameters())).join(dict(module.named_parameters()))
+    net = Network.of(module, lowering, torch.zeros((), dtype=torch.float64))
+    actual = net.forward(params.detach()[None], x[None], None)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_one_row_of_one_pixel_is_legal(lowering: str) -> None:
+    """Native batch norm refuses a single value; its deviation from itself is zero."""
+    net = Network.of(find_model("cnn")(3).double(), lowering, torch.zeros((), dtype=torch.float64))
+    params = random_lanes(find_model("cnn")(3), 2)
+    x = torch.ones(2, 1, 3, 8, 8, dtype=torch.float64)
+    logits, pull = net.pullback(params, x, None)
+    assert torch.isfinite(logits).all()
+    assert torch.isfinite(pull(torch.ones_like(logits))).all()

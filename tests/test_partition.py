@@ -73,6 +73,11 @@ def test_impossible_splits_are_refused(
         split_rows(LABELS, 10, labels, text, clients, seed=0)
 
 
+def test_a_class_without_images_is_named() -> None:
+    with pytest.raises(UsageError, match="class 4 has no training image"):
+        split_rows(LABELS[LABELS != 4], 10, 40, "iid", 5, seed=0)
+
+
 def test_dirichlet_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MAX_DIRICHLET_SECONDS", 0.2)
     monkeypatch.setattr(partition, "MAX_DIRICHLET_DRAWS", 10**9)
