@@ -126,6 +126,7 @@ def test_fedavg_trains_on_every_row_and_has_no_pseudo_labels(run: Run, small_dig
         {"clip": 0.0},
         {"pretrain": 0},
         {"flip": False},
+        {"crop": 0.25},
         {"sbn_data": "active"},
         {"sbn_order": "shuffled"},
         {"sbn_weight": "per_sample"},

@@ -26,8 +26,8 @@ PEEL_OFFSET = 6.0  # Pixels from the centre, so that the disc hits the digit and
 NOISE = (0.01, 0.05)  # Deviation of the sensor's noise, of full scale; more hides hairlines.
 BLUR = (0.8, 3.2)  # Pixels over which a stroke's edge fades; beyond 3 small loops close.
 
-CONTRAST = (0.45, 0.95)  # Paint against wall, of full scale; from 0.15 up, 40 labels read a fifth.
-DARK_PAINT_RATE = 0.08  # Else paint is light; at a half, 40 labels lose a quarter of their worth.
+CONTRAST = (0.45, 0.95)  # Paint against wall, of full scale; faint paint fails few labels first.
+DARK_PAINT_RATE = 0.08  # Else paint is light; an even mix doubles what a few labels must cover.
 NEIGHBOUR_RATE = 0.2  # Chance of a digit on either side: ink that is no evidence for the label.
 PITCH = (1.35, 1.9)  # Distance of a neighbour in half heights; at the low end bold strokes touch.
 HALF_HEIGHT = (9.5, 12.5)  # Pixels: a digit fills 19 to 25 of the 32 rows.
