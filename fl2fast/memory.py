@@ -10,7 +10,7 @@ def keep_freed_memory() -> None:
     """Tell glibc not to hand large blocks back to the system after every step.
 
     By default each activation of some megabytes is mapped, faulted in page by page and unmapped
-    again, which costs a CPU run about a third of its time. Results do not change; memory that the
+    again, which is slower than the work on it. Results do not change; memory that the
     process has once used stays with it.
     """
     if not sys.platform.startswith("linux"):
