@@ -10,8 +10,8 @@ def keep_freed_memory() -> None:
     """Tell glibc not to hand large blocks back to the system after every step.
 
     By default each activation of some megabytes is mapped, faulted in page by page and unmapped
-    again, which is slower than the work on it. Results do not change; memory that the
-    process has once used stays with it.
+    again, at every step. Results do not change; memory that the process has once used stays with
+    it.
     """
     if not sys.platform.startswith("linux"):
         return
