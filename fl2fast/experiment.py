@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Experiment:
     """The default values are the paper's protocol; `experiment(...)` fills in a dataset's row.
 
-    Where the paper and its released code disagree there is a field, and its default follows the
+    Points where the paper and its released code disagree are fields, and the defaults follow the
     code (the schedule is the exception: the paper's text and table say cosine).
     """
 
@@ -217,7 +217,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"config file {str(path)!r} is not valid TOML: {error}") from error
-    return {name.replace("-", "_"): value for name, value in table.items()}
+    settings = {name.replace("-", "_"): value for name, value in table.items()}
+    for name in ("preset", "out", "data_dir"):
+        if not isinstance(settings.get(name, ""), str):
+            raise UsageError(
+                f"{name} is {settings[name]!r} in {str(path)!r}, but it must be a string"
+            )
+    return settings
 
 
 def check(made: Experiment) -> None:

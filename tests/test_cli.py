@@ -192,6 +192,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         "mean = [0.5, 0.5]",
         'dataset = ["s"]',
         'preset = ["quick"]',
+        "out = 3",
     ],
 )
 def test_bad_config_is_refused(text: str, tmp_path: Path, capsys) -> None:

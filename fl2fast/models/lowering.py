@@ -27,10 +27,7 @@ Apply = Callable[[Tensor, Tensor, Buffers], Tensor]
 
 
 def loop(module: nn.Module) -> Apply:
-    module, layout = (
-        with_explicit_norms(deepcopy(module)),
-        Layout.of(dict(module.named_parameters())),
-    )
+    module, layout = _single(module)
 
     def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
         lanes = []
@@ -43,10 +40,7 @@ def loop(module: nn.Module) -> Apply:
 
 
 def vmap(module: nn.Module) -> Apply:
-    module, layout = (
-        with_explicit_norms(deepcopy(module)),
-        Layout.of(dict(module.named_parameters())),
-    )
+    module, layout = _single(module)
 
     def one(params_P: Tensor, x_BCHW: Tensor, own: Buffers) -> Tensor:
         return functional_call(module, layout.split(params_P) | dict(own), (x_BCHW,))
@@ -55,8 +49,8 @@ def vmap(module: nn.Module) -> Apply:
 
 
 def grouped(module: nn.Module) -> Apply:
-    layout = Layout.of(dict(module.named_parameters()))
-    module = _with_grouped_layers(with_explicit_norms(deepcopy(module)))
+    module, layout = _single(module)
+    module = _with_grouped_layers(module)
 
     def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
         num_lanes = x_LBCHW.shape[0]
@@ -65,6 +59,12 @@ def grouped(module: nn.Module) -> Apply:
         return logits.unflatten(1, (num_lanes, -1)).transpose(0, 1)
 
     return apply
+
+
+def _single(module: nn.Module) -> tuple[nn.Module, Layout]:
+    """A copy of one learner with explicit norms, and the layout of its parameters."""
+    layout = Layout.of(dict(module.named_parameters()))
+    return with_explicit_norms(deepcopy(module)), layout
 
 
 LOWERINGS: dict[str, Callable[[nn.Module], Apply]] = {
