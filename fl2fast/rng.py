@@ -2,7 +2,7 @@
 
 A draw is a pure function of (seed, purpose, place): no hidden state, so results do not depend on
 lane order, chunk size, lowering, device or the number of seeds, and a resumed run needs no saved
-generator. The function is Philox4x32-10 (Salmon et al., SC 2011) on integer tensors; draws are made
+generator. The function is Philox4x32-10 (Salmon et al., SC 2011) on numpy arrays; draws are made
 on the host and shipped, so they are bit-identical on every device.
 """
 
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
 
 # A purpose is half of the key, so no two share a stream. Append only: the position is the key.
 PURPOSES = (
@@ -30,51 +29,51 @@ PURPOSES = (
 
 MAX_SEED = 2**32 - 1
 
-_WORD = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
-Place = int | Tensor
+Place = int | np.ndarray
 
 
-def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 on int64 tensors that hold 32-bit words; all arguments broadcast."""
+def philox(
+    counter: tuple[np.ndarray, ...], key: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, ...]:
+    """Philox4x32-10 on uint64 arrays that hold 32-bit words; all arguments broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # The 64-bit product wraps in int64; masking after the shift recovers its unsigned halves.
         left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c2 = (right >> 32 & _WORD) ^ c1 ^ k0, (left >> 32 & _WORD) ^ c3 ^ k1
+        c0, c2 = (right >> _HALF) ^ c1 ^ k0, (left >> _HALF) ^ c3 ^ k1
         c1, c3 = right & _WORD, left & _WORD
         k0, k1 = k0 + _WEYL[0] & _WORD, k1 + _WEYL[1] & _WORD
     return c0, c1, c2, c3
 
 
-def words(seed: Place, purpose: str, *place: Place, num: int) -> Tensor:
-    """`num` independent 32-bit words for every element of the broadcast of seed and place.
+def words(seed: Place, purpose: str, *place: Place, num: int) -> np.ndarray:
+    """`num` independent 32-bit words, as int64, for every element of the broadcast places.
 
-    `place` is up to four integers or integer tensors, such as (round, client, epoch, row).
+    `place` is up to four integers or integer arrays, such as (round, client, epoch, row).
 
-    >>> words(0, "select", 1, torch.arange(3), num=2).shape
-    torch.Size([3, 2])
+    >>> words(0, "select", 1, np.arange(3), num=2).shape
+    (3, 2)
     """
-    counter = [torch.as_tensor(p, dtype=torch.int64) for p in (*place, *(0,) * (4 - len(place)))]
-    seed = torch.as_tensor(seed, dtype=torch.int64)
-    blocks = []
-    for block in range((num + 3) // 4):
-        stream = torch.as_tensor(PURPOSES.index(purpose) << 16 | block)
-        blocks += torch.broadcast_tensors(*philox(tuple(counter), (seed, stream)))
-    return torch.stack(blocks[:num], dim=-1)
+    columns = [np.asarray(p).astype(np.uint64)[..., None] for p in (seed, *place)]
+    columns += [np.zeros(1, np.uint64)] * (5 - len(columns))
+    blocks = np.arange((num + 3) // 4, dtype=np.uint64)
+    stream = np.uint64(PURPOSES.index(purpose) << 16) | blocks
+    made = np.stack(np.broadcast_arrays(*philox(tuple(columns[1:]), (columns[0], stream))), axis=-1)
+    return made.reshape(*made.shape[:-2], 4 * len(blocks))[..., :num].view(np.int64)
 
 
-def uniform(seed: Place, purpose: str, *place: Place, num: int) -> Tensor:
+def uniform(seed: Place, purpose: str, *place: Place, num: int) -> np.ndarray:
     """Like `words`, as float64 in [0, 1)."""
-    return words(seed, purpose, *place, num=num).double() * 2.0**-32
+    return words(seed, purpose, *place, num=num) * 2.0**-32
 
 
-def shuffle_keys(seed: Place, purpose: str, *place: Place) -> Tensor:
+def shuffle_keys(seed: Place, purpose: str, *place: Place) -> np.ndarray:
     """A non-negative int64 for every place; sorting by it is a uniform shuffle."""
-    high, low = words(seed, purpose, *place, num=2).unbind(-1)
+    high, low = np.moveaxis(words(seed, purpose, *place, num=2), -1, 0)
     return high << 31 | low >> 1
 
 

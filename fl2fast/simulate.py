@@ -8,6 +8,7 @@ import torch
 
 from fl2fast import rng
 from fl2fast.clock import Clock
+from fl2fast.data.augment import make_augment
 from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.partition import split_rows
 from fl2fast.engine.round import run_round, warm_up
@@ -60,6 +61,7 @@ def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
         splits=splits,
         network=Network.of(module.to(like), e.lowering, like),
         method=e.make_method(),
+        augment=make_augment(flip=e.flip, crop=e.crop),
         mean=_per_channel(e.mean, channels, like),
         std=_per_channel(e.std, channels, like),
     )

@@ -1,6 +1,6 @@
-"""Augmentation against PIL, image by image; equality is exact everywhere.
+"""The torch backend against PIL, image by image; equality is exact everywhere.
 
-The oracle is plain per-image code on PIL and numpy that reads the same draws.
+The truth is benchmarks/pil.py: plain per-image code on PIL and numpy that reads the same draws.
 """
 
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from fl2fast.data import augment
-from fl2fast.data.augment import OPS, ViewDraws, draw_views, normalise, strong, weak
+from benchmarks.pil import from_pil, pil_cutout, pil_op, pil_strong, pil_weak, to_pil
+from fl2fast.data.augment import cutout, normalise, strong, weak
+from fl2fast.data.views import GEOMETRIC, OPS, ViewDraws, draw_views
 
 SHAPES = ((3, 32, 32), (1, 32, 32), (3, 28, 21), (1, 9, 40), (3, 8, 8))  # C, H, W
 LAST = 1 - 2.0**-32  # the highest uniform that can be drawn
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 
 
 def draws_of(n: int, seed: int = 3) -> ViewDraws:
-    return draw_views(seed, "client view", 1, 2, 0, torch.arange(n), view=1)
+    return draw_views(seed, "client view", 1, 2, 0, np.arange(n), view=1)
 
 
 def noise(n: int, shape: tuple[int, int, int], seed: int = 0) -> Tensor:
@@ -62,82 +62,24 @@ def varied(shape: tuple[int, int, int]) -> Tensor:
     return torch.cat((images, images + channel_shift))  # the sum wraps: edges at other levels
 
 
-def to_pil(image_CHW: Tensor) -> Image.Image:
-    array = image_CHW.permute(1, 2, 0).contiguous().numpy()
-    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+def stack(images) -> Tensor:
+    return torch.from_numpy(np.stack([from_pil(image) for image in images]))
 
 
-def from_pil(image: Image.Image) -> Tensor:
-    array = np.array(image)
-    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+def only(name: str, u_N: np.ndarray) -> ViewDraws:
+    """Draws that do nothing but one op: no offset, no flip, an empty cutout."""
+    N = len(u_N)
+    op_N3 = np.full((N, 3), OPS.index("Identity"))
+    op_N3[:, 1] = OPS.index(name)
+    centre = np.full((N, 2), 2**31)
+    zeros = np.zeros((N, 3))
+    magnitude_N3 = zeros.copy()
+    magnitude_N3[:, 1] = u_N
+    return ViewDraws(centre, np.zeros(N, dtype=bool), op_N3, magnitude_N3, zeros)
 
 
-def pil_op(image: Image.Image, name: str, u: float) -> Image.Image:
-    def value(low: float, high: float) -> float:
-        return low + (high - low) * u
-
-    def affine(*matrix: float) -> Image.Image:
-        return image.transform(image.size, Image.Transform.AFFINE, matrix)
-
-    match name:
-        case "AutoContrast":
-            return ImageOps.autocontrast(image)
-        case "Brightness" | "Color" | "Contrast" | "Sharpness":
-            return getattr(ImageEnhance, name)(image).enhance(value(0.05, 0.95))
-        case "Equalize":
-            return ImageOps.equalize(image)
-        case "Identity":
-            return image
-        case "Posterize":
-            return ImageOps.posterize(image, int(value(4, 8)))
-        case "Rotate":
-            return image.rotate(value(-30, 30))
-        case "ShearX":
-            return affine(1, value(-0.3, 0.3), 0, 0, 1, 0)
-        case "ShearY":
-            return affine(1, 0, 0, value(-0.3, 0.3), 1, 0)
-        case "Solarize":
-            return ImageOps.solarize(image, value(0, 256))  # pyright: ignore[reportArgumentType]
-        case "TranslateX":
-            return affine(1, 0, value(-0.3, 0.3) * image.width, 0, 1, 0)
-        case "TranslateY":
-            return affine(1, 0, 0, 0, 1, value(-0.3, 0.3) * image.height)
-    raise ValueError(name)
-
-
-def pil_cutout(image: Image.Image, uniforms: list[float]) -> Image.Image:
-    (width, height), (side, x, y) = image.size, uniforms
-    v = side * 0.5 * width
-    x0 = int(max(0, width + (1 - width) * x - v / 2))
-    y0 = int(max(0, height + (1 - height) * y - v / 2))
-    grey = Image.new("RGB", (1, 1), (125, 123, 114)).convert("L").getpixel((0, 0))
-    fill = grey if image.mode == "L" else (125, 123, 114)
-    image = image.copy()
-    ImageDraw.Draw(image).rectangle((x0, y0, min(width, x0 + v), min(height, y0 + v)), fill)
-    return image
-
-
-def plain_weak(image_CHW: Tensor, draws: ViewDraws, i: int, flip: bool = True) -> Tensor:
-    _, H, W = image_CHW.shape
-    pad_y, pad_x = H // 8, W // 8
-    padded = np.pad(image_CHW.numpy(), ((0, 0), (pad_y,) * 2, (pad_x,) * 2), mode="reflect")
-    y, x = (
-        (draws.crop[i].double() * 2.0**-32) * torch.tensor([2 * pad_y + 1, 2 * pad_x + 1])
-    ).int()
-    crop = padded[:, y : y + H, x : x + W]
-    return torch.from_numpy((crop[:, :, ::-1] if flip and draws.flip[i] else crop).copy())
-
-
-def plain_strong(image_CHW: Tensor, draws: ViewDraws, i: int, flip: bool = True) -> Tensor:
-    image = to_pil(plain_weak(image_CHW, draws, i, flip))
-    for op, u in zip(draws.op[i].tolist(), draws.magnitude[i].tolist(), strict=True):
-        image = pil_op(image, OPS[op], u)
-    return from_pil(pil_cutout(image, draws.cutout[i].tolist()))
-
-
-def apply(name: str, image_NCHW: Tensor, u_N: Tensor) -> Tensor:
-    op, low, high = augment._TABLE[name]
-    return op(image_NCHW, low + (high - low) * u_N)
+def apply(name: str, image_NCHW: Tensor, u_N: np.ndarray) -> Tensor:
+    return strong(image_NCHW, only(name, u_N))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -145,48 +87,48 @@ def apply(name: str, image_NCHW: Tensor, u_N: Tensor) -> Tensor:
 def test_op_equals_pil(name: str, shape: tuple[int, int, int]) -> None:
     images = varied(shape)
     ours, theirs = [], []
-    generator = torch.Generator().manual_seed(1)
-    drawn = torch.rand(8, len(images), dtype=torch.float64, generator=generator)
-    edges = torch.tensor([0.0, 0.25, 0.5, 0.75, LAST], dtype=torch.float64)
-    for u_N in torch.cat((drawn, edges[:, None].expand(-1, len(images)))):
+    drawn = np.random.Generator(np.random.Philox(1)).random((8, len(images)))
+    edges = np.array([0.0, 0.25, 0.5, 0.75, LAST])
+    for u_N in np.concatenate((drawn, edges[:, None].repeat(len(images), 1))):
         ours.append(apply(name, images, u_N))
-        pairs = zip(images, u_N.tolist(), strict=True)
-        theirs.append(torch.stack([from_pil(pil_op(to_pil(im), name, u)) for im, u in pairs]))
+        pairs = zip(images.numpy(), u_N.tolist(), strict=True)
+        theirs.append(stack(pil_op(to_pil(image), name, u) for image, u in pairs))
     assert ours[0].dtype == torch.uint8
     assert torch.equal(torch.cat(ours), torch.cat(theirs))
 
 
-@pytest.mark.parametrize("name", ["Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"])
+@pytest.mark.parametrize("name", GEOMETRIC)
 def test_geometric_op_equals_pil_over_a_fine_grid(name: str) -> None:
-    u_N = torch.linspace(0, LAST, 1999, dtype=torch.float64)
+    u_N = np.linspace(0, LAST, 1999)
     # Every pixel has its own value in one of two channels, so a wrong source cannot go unseen.
     y, x = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
     image = torch.stack((y + 1, x + 1, 255 - y)).to(torch.uint8)
-    theirs = torch.stack([from_pil(pil_op(to_pil(image), name, u)) for u in u_N.tolist()])
+    theirs = stack(pil_op(to_pil(image.numpy()), name, u) for u in u_N.tolist())
     assert torch.equal(apply(name, image.expand(len(u_N), -1, -1, -1), u_N), theirs)
 
 
 def test_color_leaves_grey_images_as_they_are() -> None:
     images = noise(5, (1, 16, 16))
-    assert torch.equal(apply("Color", images, torch.rand(5, dtype=torch.float64)), images)
+    assert torch.equal(apply("Color", images, np.linspace(0, 0.9, 5)), images)
 
 
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_weak_is_a_reflected_crop_and_a_flip(shape: tuple[int, int, int], flip: bool) -> None:
     images, draws = noise(200, shape), draws_of(200)
-    expected = [plain_weak(image, draws, i, flip) for i, image in enumerate(images)]
-    assert torch.equal(weak(images, draws, flip=flip), torch.stack(expected))
+    expected = stack(pil_weak(image, draws, i, flip) for i, image in enumerate(images.numpy()))
+    assert torch.equal(weak(images, draws, flip=flip), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_cutout_is_pils_rectangle(shape: tuple[int, int, int]) -> None:
-    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1e-9, 0.5, LAST]).double()] * 3)
-    uniforms = torch.cat((draws_of(400).cutout, corners))
+    edges = np.array([0.0, 1e-9, 0.5, LAST])
+    corners = np.stack(np.meshgrid(edges, edges, edges), axis=-1).reshape(-1, 3)
+    uniforms = np.concatenate((draws_of(400).cutout, corners))
     images = noise(len(uniforms), shape)
-    pairs = zip(images, uniforms.tolist(), strict=True)
-    expected = torch.stack([from_pil(pil_cutout(to_pil(im), u)) for im, u in pairs])
-    assert torch.equal(augment._cutout(images, uniforms), expected)
+    pairs = zip(images.numpy(), uniforms.tolist(), strict=True)
+    expected = stack(pil_cutout(to_pil(image), *u) for image, u in pairs)
+    assert torch.equal(cutout(images, uniforms), expected)
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -195,8 +137,8 @@ def test_strong_equals_the_pil_pipeline(shape: tuple[int, int, int], flip: bool)
     images = torch.cat((varied(shape), noise(300, shape)))
     draws = draws_of(len(images))
     before = images.clone()
-    expected = [plain_strong(image, draws, i, flip) for i, image in enumerate(images)]
-    assert torch.equal(strong(images, draws, flip=flip), torch.stack(expected))
+    expected = stack(pil_strong(image, draws, i, flip) for i, image in enumerate(images.numpy()))
+    assert torch.equal(strong(images, draws, flip=flip), expected)
     assert torch.equal(images, before)
 
 
@@ -205,18 +147,19 @@ def test_view_does_not_depend_on_the_rest_of_the_batch(view) -> None:
     images, draws = noise(64, (3, 32, 32)), draws_of(64)
     whole = view(images, draws)
     for part in ([], [5], list(range(40, 64)), [9, 2, 61]):
-        assert torch.equal(view(images[part], ViewDraws(*(d[part] for d in draws))), whole[part])
+        rows = np.array(part, dtype=np.int64)
+        assert torch.equal(view(images[part], draws.rows(rows)), whole[part])
 
 
 def test_draws_are_a_function_of_their_place() -> None:
-    rows = torch.tensor([7, 3, 3, 900])
+    rows = np.array([7, 3, 3, 900])
     some = draw_views(5, "server view", 4, 0, 2, rows, view=0)
     for place, row in enumerate(rows.tolist()):
         one = draw_views(5, "server view", 4, 0, 2, row, view=0)
-        assert all(torch.equal(a[place], b[0]) for a, b in zip(some, one, strict=True))
-    rounds = torch.full((4,), 4)
-    again = draw_views(torch.full((4,), 5), "server view", rounds, 0, rounds // 2, rows, 0)
-    assert all(torch.equal(a, b) for a, b in zip(some, again, strict=True))
+        assert all(np.array_equal(a[place], b[0]) for a, b in zip(some, one, strict=True))
+    rounds = np.full(4, 4)
+    again = draw_views(np.full(4, 5), "server view", rounds, 0, rounds // 2, rows, 0)
+    assert all(np.array_equal(a, b) for a, b in zip(some, again, strict=True))
 
 
 def test_draws_are_pinned() -> None:
@@ -230,8 +173,8 @@ def test_draws_have_the_stated_shapes_and_ranges() -> None:
     for n in (0, 1, 6):
         draws = draws_of(n)
         assert [tuple(d.shape) for d in draws] == [(n, 2), (n,), (n, 3), (n, 3), (n, 3)]
-    int64, float64 = torch.int64, torch.float64
-    assert [d.dtype for d in draws] == [int64, torch.bool, int64, float64, float64]
+    int64, float64 = np.int64, np.float64
+    assert [d.dtype for d in draws] == [int64, np.bool_, int64, float64, float64]
 
 
 # The places are fixed, so these tests cannot flicker; a correct generator fails a bound at five
@@ -239,10 +182,10 @@ def test_draws_have_the_stated_shapes_and_ranges() -> None:
 MANY = 100_000
 
 
-def assert_equally_likely(drawn: Tensor, kinds: int) -> None:
-    count = torch.bincount(drawn.flatten(), minlength=kinds).double()
+def assert_equally_likely(drawn: np.ndarray, kinds: int) -> None:
+    count = np.bincount(drawn.ravel(), minlength=kinds)
     assert len(count) == kinds
-    expected = drawn.numel() / kinds
+    expected = drawn.size / kinds
     chi2 = ((count - expected) ** 2 / expected).sum()
     freedom = kinds - 1
     assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5 + 10  # its tail is longer than normal
@@ -250,36 +193,36 @@ def assert_equally_likely(drawn: Tensor, kinds: int) -> None:
 
 def test_ops_and_flips_are_equally_likely() -> None:
     draws = draws_of(MANY)
-    for slot in draws.op.unbind(1):
+    for slot in draws.op.T:
         assert_equally_likely(slot, 14)
     assert_equally_likely(draws.op[:, 0] * 14 + draws.op[:, 1], 196)  # slots are independent
-    assert_equally_likely(draws.flip.long(), 2)
+    assert_equally_likely(draws.flip.astype(int), 2)
 
 
 def test_crop_offsets_are_equally_likely() -> None:
     y, x = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
     places = torch.stack((y, x, x)).to(torch.uint8).expand(20_000, -1, -1, -1)
-    at_16 = weak(places, draws_of(20_000), flip=False)[:, :2, 16, 16].long() - 12
-    for offset in at_16.unbind(1):
+    at_16 = weak(places, draws_of(20_000), flip=False)[:, :2, 16, 16].numpy().astype(int) - 12
+    for offset in at_16.T:
         assert_equally_likely(offset, 9)
     assert_equally_likely(at_16[:, 0] * 9 + at_16[:, 1], 81)
 
 
 def test_magnitudes_and_cutouts_are_uniform() -> None:
     draws = draws_of(MANY)
-    for u in torch.cat((draws.magnitude, draws.cutout), dim=1).unbind(1):
+    for u in np.concatenate((draws.magnitude, draws.cutout), axis=1).T:
         assert u.min() >= 0
         assert u.max() < 1
-        gap = (u.sort().values - (torch.arange(MANY) + 0.5) / MANY).abs().max()
+        gap = np.abs(np.sort(u) - (np.arange(MANY) + 0.5) / MANY).max()
         assert gap < 2.7 / MANY**0.5  # Kolmogorov's distribution: P < 1e-6
-    bits = (4 + 4 * draws.magnitude[:, 0]).long()
+    bits = (4 + 4 * draws.magnitude[:, 0]).astype(int)
     assert_equally_likely(bits - 4, 4)
 
 
 def test_views_places_and_purposes_are_independent() -> None:
-    rows = torch.arange(MANY)
+    rows = np.arange(MANY)
     columns = [
-        torch.cat([d.double().reshape(MANY, -1) for d in draw_views(*place)], dim=1)
+        np.concatenate([d.astype(float).reshape(MANY, -1) for d in draw_views(*place)], axis=1)
         for place in (
             (3, "client view", 1, 2, 0, rows, 0),
             (3, "client view", 1, 2, 0, rows, 1),
@@ -289,8 +232,9 @@ def test_views_places_and_purposes_are_independent() -> None:
             (4, "client view", 1, 2, 0, rows, 0),
         )
     ]
-    correlation = torch.corrcoef(torch.cat(columns, dim=1).T).fill_diagonal_(0)
-    assert correlation.abs().max() < 6 / MANY**0.5
+    correlation = np.corrcoef(np.concatenate(columns, axis=1).T)
+    np.fill_diagonal(correlation, 0)
+    assert np.abs(correlation).max() < 6 / MANY**0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -309,7 +253,7 @@ def test_normalise(dtype: torch.dtype) -> None:
 def test_nothing_reads_a_device_tensor(channels: int) -> None:
     """A meta tensor has no values, so any read of one (item, nonzero, a mask) would raise."""
     images, draws = noise(500, (channels, 32, 32)).to("meta"), draws_of(500)
-    assert len(draws.op.unique()) == len(OPS)
+    assert len(np.unique(draws.op)) == len(OPS)
     view = strong(weak(images, draws), draws)
     assert view.device.type == "meta"
     assert view.shape == images.shape

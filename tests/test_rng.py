@@ -20,15 +20,18 @@ KNOWN = [
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_philox_known_answers(counter: list[int], key: list[int], answer: list[int]) -> None:
-    words = rng.philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))  # type: ignore[arg-type]
-    assert [int(word) for word in words] == answer
+    made = rng.philox(
+        tuple(np.array([c], np.uint64) for c in counter),
+        (np.array([key[0]], np.uint64), np.array([key[1]], np.uint64)),
+    )
+    assert [int(word[0]) for word in made] == answer
 
 
 def test_a_draw_depends_on_its_place_alone() -> None:
-    rows = torch.arange(50)
-    together = rng.words(torch.tensor([[3], [9]]), "client view", 2, 7, 1, rows, num=6)
+    rows = np.arange(50)
+    together = rng.words(np.array([[3], [9]]), "client view", 2, 7, 1, rows, num=6)
     alone = rng.words(9, "client view", 2, 7, 1, 31, num=6)
-    assert torch.equal(together[1, 31], alone)
+    assert np.array_equal(together[1, 31], alone)
 
 
 def test_purposes_seeds_and_places_give_other_words() -> None:
@@ -38,15 +41,15 @@ def test_purposes_seeds_and_places_give_other_words() -> None:
         rng.words(0, "partition", 1, 2, 3, 4, num=4),
         *(rng.words(0, "select", *place, num=4) for place in ((0, 2, 3, 4), (1, 2, 3, 5))),
     ):
-        assert not torch.equal(base, other)
+        assert not np.array_equal(base, other)
 
 
 def test_uniform_is_uniform() -> None:
-    values = rng.uniform(5, "client view", 1, torch.arange(20_000), num=3)
+    values = rng.uniform(5, "client view", 1, np.arange(20_000), num=3)
     assert values.min() >= 0
     assert values.max() < 1
     assert abs(float(values.mean()) - 0.5) < 0.005
-    assert np.abs(np.corrcoef(values.numpy().T) - np.eye(3)).max() < 0.03
+    assert np.abs(np.corrcoef(values.T) - np.eye(3)).max() < 0.03
 
 
 def test_module_init_is_keyed_and_leaves_the_global_generator(no_unkeyed_draws: None) -> None:

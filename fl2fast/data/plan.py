@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fl2fast import rng
 from fl2fast.methods.method import Sureness
@@ -37,15 +35,15 @@ class Wave(NamedTuple):
 
 def select(seeds: list[int], num_clients: int, cohort: int, round: int) -> np.ndarray:
     """The cohort of every seed, ids ascending: [S, K]."""
-    seed_S1 = torch.tensor(seeds)[:, None]
-    keys_SN = rng.shuffle_keys(seed_S1, "select", round, torch.arange(num_clients)).numpy()
+    seed_S1 = np.array(seeds)[:, None]
+    keys_SN = rng.shuffle_keys(seed_S1, "select", round, np.arange(num_clients))
     return np.sort(np.argsort(keys_SN, axis=1, kind="stable")[:, :cohort], axis=1)
 
 
 def shuffled_batches(
     keep_LM: np.ndarray,
-    seed_L: Tensor,
-    client_L: Tensor,
+    seed_L: np.ndarray,
+    client_L: np.ndarray,
     *,
     purpose: str,
     round: int,
@@ -54,9 +52,9 @@ def shuffled_batches(
 ) -> list[list[LaneBatch]]:
     """Every lane's steps: each epoch a keyed shuffle of its kept rows, the last batch short."""
     num_lanes, num_rows = keep_LM.shape
-    epoch, row = torch.arange(epochs), torch.arange(num_rows)
+    epoch, row = np.arange(epochs), np.arange(num_rows)
     place = (round, client_L[:, None, None], epoch[:, None], row)
-    keys_LEM = rng.shuffle_keys(seed_L[:, None, None], purpose, *place).numpy()
+    keys_LEM = rng.shuffle_keys(seed_L[:, None, None], purpose, *place)
     plan = []
     for lane in range(num_lanes):
         kept = np.flatnonzero(keep_LM[lane])

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl2fast.data.augment import draw_views, normalise, ship, strong, weak
+from fl2fast.data.augment import normalise, ship
 from fl2fast.data.plan import Wave
+from fl2fast.data.views import draw_views
+from fl2fast.engine.side_stream import on_side_stream
 from fl2fast.engine.world import Lanes, World
 from fl2fast.methods.method import Batch
 
@@ -26,6 +28,16 @@ class Targets(NamedTuple):
     sure_LM: Tensor | None
 
 
+class Block(NamedTuple):
+    """Some waves with their views, on the device; R rows, wave after wave."""
+
+    waves: Sequence[Wave]
+    view_RCHW: Tensor
+    lane_R: Tensor
+    position_R: Tensor
+    masks: list[Tensor]  # of the waves that have dead rows
+
+
 def make_batches(
     world: World,
     waves: Sequence[Wave],
@@ -37,42 +49,46 @@ def make_batches(
     round: int,
 ) -> Iterator[Batch]:
     """The batches of the waves, in order; views are drawn by (seed, round, client, epoch, row)."""
-    for block in _blocks(waves):
-        lane_R = np.concatenate([np.repeat(w.lane_G, w.position_GB.shape[1]) for w in block])
-        epoch_R = np.concatenate([np.repeat(w.epoch_G, w.position_GB.shape[1]) for w in block])
-        position_R = np.concatenate([w.position_GB.ravel() for w in block])
-        lane, position = torch.from_numpy(lane_R), torch.from_numpy(position_R)
-        place = (round, lanes.client_L[lane], torch.from_numpy(epoch_R), position)
-        draws = draw_views(lanes.seed_L[lane], purpose, *place, int(view == "strong"))
-
-        lane, position = _ship_all(world.device, lane, position)
-        images = world.images[lanes.row_LM[lane, position]]
-        augment = strong if view == "strong" else weak
-        e = world.experiment
-        pixels = augment(images, draws, flip=e.flip, crop=e.crop)
-        views = normalise(pixels, world.mean, world.std)
-        yield from _batches_of(block, views, lane, position, targets)
+    blocks = (
+        _make_block(world, some, lanes, view=view, purpose=purpose, round=round)
+        for some in _in_blocks(waves)
+    )
+    for block in on_side_stream(blocks, world.device):
+        yield from _batches_of(block, targets)
 
 
-def _batches_of(
-    block: Sequence[Wave], views: Tensor, lane_R: Tensor, position_R: Tensor, targets: Targets
-) -> Iterator[Batch]:
-    masks = [w.row_GB for w in block if w.row_GB is not None]
-    masks_device = iter(_ship_all(views.device, *map(torch.from_numpy, masks)) if masks else ())
+def _make_block(
+    world: World, waves: Sequence[Wave], lanes: Lanes, *, view: str, purpose: str, round: int
+) -> Block:
+    lane_R = np.concatenate([np.repeat(w.lane_G, w.position_GB.shape[1]) for w in waves])
+    epoch_R = np.concatenate([np.repeat(w.epoch_G, w.position_GB.shape[1]) for w in waves])
+    position_R = np.concatenate([w.position_GB.ravel() for w in waves])
+    place = (round, lanes.client_L[lane_R], epoch_R, position_R)
+    draws = draw_views(lanes.seed_L[lane_R], purpose, *place, int(view == "strong"))
+
+    lane, position = _ship_all(world.device, lane_R, position_R)
+    images = world.images[lanes.row_LM[lane, position]]
+    views = normalise(world.augment(images, draws, view), world.mean, world.std)
+    masks = [w.row_GB for w in waves if w.row_GB is not None]
+    return Block(waves, views, lane, position, _ship_all(world.device, *masks) if masks else [])
+
+
+def _batches_of(block: Block, targets: Targets) -> Iterator[Batch]:
+    masks = iter(block.masks)
     start = 0
-    for wave in block:
+    for wave in block.waves:
         shape = wave.position_GB.shape
         stop = start + wave.position_GB.size
-        lane_GB = lane_R[start:stop].view(shape)
-        position_GB = position_R[start:stop].view(shape)
-        row_GB = None if wave.row_GB is None else next(masks_device)
+        lane_GB = block.lane_R[start:stop].view(shape)
+        position_GB = block.position_R[start:stop].view(shape)
+        row_GB = None if wave.row_GB is None else next(masks)
         keep_GB = targets.keep_LM[lane_GB, position_GB]
         if row_GB is not None:
             keep_GB = keep_GB & row_GB
         sure_LM = targets.sure_LM
         yield Batch(
             lane_L=lane_GB[:, 0],
-            view_LBCHW=views[start:stop].unflatten(0, shape),
+            view_LBCHW=block.view_RCHW[start:stop].unflatten(0, shape),
             y_LB=targets.y_LM[lane_GB, position_GB],
             row_LB=row_GB,
             keep_LB=keep_GB,
@@ -84,7 +100,7 @@ def _batches_of(
         start = stop
 
 
-def _blocks(waves: Sequence[Wave]) -> Iterator[Sequence[Wave]]:
+def _in_blocks(waves: Sequence[Wave]) -> Iterator[Sequence[Wave]]:
     start, rows = 0, 0
     for index, wave in enumerate(waves):
         rows += wave.position_GB.size
@@ -93,8 +109,8 @@ def _blocks(waves: Sequence[Wave]) -> Iterator[Sequence[Wave]]:
             start, rows = index + 1, 0
 
 
-def _ship_all(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Move many small host tensors of one type in a single copy."""
-    flat = ship(torch.cat([t.reshape(-1) for t in tensors]), device)
-    parts = flat.split([t.numel() for t in tensors])
-    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+def _ship_all(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Move many small host arrays of one type in a single copy."""
+    flat = ship(np.concatenate([array.ravel() for array in arrays]), device)
+    parts = flat.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fl2fast.data.augment import draw_views, normalise, weak
+from fl2fast.data.augment import normalise, ship
+from fl2fast.data.views import draw_views
 from fl2fast.engine.world import Lanes, ServerState, World
 from fl2fast.methods.method import ClientPart, PseudoLabels
 
@@ -28,16 +29,16 @@ def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tenso
     e, probs = world.experiment, []
     for s, seed in enumerate(e.seed_list):
         own = np.arange(s * e.cohort, (s + 1) * e.cohort)
-        lane = torch.from_numpy(np.repeat(own, lanes.size_L[own]))
-        position = torch.from_numpy(np.concatenate([np.arange(lanes.size_L[i]) for i in own]))
-        for lane_R, position_R in zip(
-            lane.split(INFER_ROWS), position.split(INFER_ROWS), strict=True
-        ):
+        lane = np.repeat(own, lanes.size_L[own])
+        position = np.concatenate([np.arange(lanes.size_L[i]) for i in own])
+        for start in range(0, len(lane), INFER_ROWS):
+            chosen = slice(start, start + INFER_ROWS)
+            lane_R, position_R = lane[chosen], position[chosen]
             place = (round, lanes.client_L[lane_R], 0, position_R)
             draws = draw_views(seed, "pseudo-label view", *place, 0)
-            rows = lanes.row_LM[lane_R.to(world.device), position_R.to(world.device)]
-            pixels = weak(world.images[rows], draws, flip=e.flip, crop=e.crop)
-            x = normalise(pixels, world.mean, world.std)
+            lane_on, position_on = ship(np.stack((lane_R, position_R)), world.device)
+            images = world.images[lanes.row_LM[lane_on, position_on]]
+            x = normalise(world.augment(images, draws, "weak"), world.mean, world.std)
             probs.append(world.network.infer(state.params_SP[s], state.stats_S[s], x).softmax(-1))
     return pad_sequence(
         list(torch.cat(probs).split(list(map(int, lanes.size_L)))), batch_first=True

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl2fast.data.partition import Split
+from fl2fast.data.views import Augment
 from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Method
 from fl2fast.models.network import Network, Stats
@@ -30,6 +31,7 @@ class World:
     splits: tuple[Split, ...]  # one per seed
     network: Network
     method: Method
+    augment: Augment
     mean: Tensor
     std: Tensor
 
@@ -65,8 +67,8 @@ class ClientStore:
 class Lanes(NamedTuple):
     """Independent learners and the rows each may see."""
 
-    seed_L: Tensor  # host
-    client_L: Tensor  # host
+    seed_L: np.ndarray
+    client_L: np.ndarray
     size_L: np.ndarray
     row_LM: Tensor  # rows of the training set, device; padded with row 0
     live_LM: Tensor  # bool, device
@@ -81,8 +83,8 @@ class Lanes(NamedTuple):
             row_LM[lane, : len(own)] = own
         live_LM = np.arange(size_L.max()) < size_L[:, None]
         return Lanes(
-            torch.tensor(seeds),
-            torch.tensor(clients),
+            np.array(seeds),
+            np.array(clients),
             size_L,
             torch.from_numpy(row_LM).to(device),
             torch.from_numpy(live_LM).to(device),

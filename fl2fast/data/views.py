@@ -1,0 +1,155 @@
+"""What a view of an image draws, and all that follows from the draws alone.
+
+Weak: a crop of the reflect-padded image (pad = int(side * 0.125)) and a horizontal flip (p = 0.5).
+Strong: an independent crop and flip, three ops drawn with replacement from the fourteen of `OPS`,
+each with a magnitude uniform in its own range, and a cutout. This is RandAugment (Cubuk et al.,
+2020) as the FixMatch family uses it, with the semantics of PIL: every op returns uint8, geometric
+ops take the nearest neighbour and fill with black.
+
+Everything here is host arithmetic in numpy and float64, as PIL computes it: which image takes which
+op, offsets, matrices, rectangles. A backend (`augment` in torch, `dali`) only moves pixels, so all
+backends give the same views, and none needs to wait for the device.
+
+Shapes: N images, C channels (3, or 1 for grey), H rows, W columns.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from fl2fast import rng
+
+CROP_PAD = 0.125  # of the side, on both ends
+OPS_PER_VIEW = 3
+CUTOUT_SIDE = 0.5  # of the width, at most
+CUTOUT_RGB = (125, 123, 114)
+LUMA = (19595, 38470, 7471)  # ITU-R 601-2 in 16-bit fixed point, PIL's conversion to grey
+
+# Name: (lowest value, highest value). The order is part of the draws.
+OP_RANGES: dict[str, tuple[float, float]] = {
+    "AutoContrast": (0, 1),
+    "Brightness": (0.05, 0.95),
+    "Color": (0.05, 0.95),
+    "Contrast": (0.05, 0.95),
+    "Sharpness": (0.05, 0.95),
+    "Equalize": (0, 1),
+    "Identity": (0, 1),
+    "Posterize": (4, 8),
+    "Rotate": (-30, 30),
+    "ShearX": (-0.3, 0.3),
+    "ShearY": (-0.3, 0.3),
+    "Solarize": (0, 256),
+    "TranslateX": (-0.3, 0.3),
+    "TranslateY": (-0.3, 0.3),
+}
+OPS = tuple(OP_RANGES)
+GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+_LOW, _HIGH = np.array(list(OP_RANGES.values()), dtype=np.float64).T
+
+
+class ViewDraws(NamedTuple):
+    """What one view of each of N images draws; the same for every image size."""
+
+    crop: np.ndarray  # int64 [N, 2]: 32-bit words, scaled to the offsets (y, x) where applied
+    flip: np.ndarray  # bool [N]
+    op: np.ndarray  # int64 [N, 3]: places in OPS
+    magnitude: np.ndarray  # float64 [N, 3] in [0, 1), scaled to the op's range where applied
+    cutout: np.ndarray  # float64 [N, 3] in [0, 1): side, centre x, centre y
+
+    def rows(self, chosen: slice | np.ndarray) -> "ViewDraws":
+        return ViewDraws(*(own[chosen] for own in self))
+
+
+class Augment(Protocol):
+    """A backend, made for one setting of flip and crop: uint8 [N, C, H, W] in and out."""
+
+    def __call__(self, image_NCHW: Tensor, draws: ViewDraws, view: str) -> Tensor: ...
+
+
+def draw_views(
+    seed: rng.Place,
+    purpose: str,
+    round: rng.Place,
+    client: rng.Place,
+    epoch: rng.Place,
+    row: rng.Place,
+    view: int,
+) -> ViewDraws:
+    """The draws of view 0 (weak) or 1 (strong) for every element of the broadcast places.
+
+    >>> draw_views(0, "client view", 1, 2, 0, np.arange(5), view=1).op.shape
+    (5, 3)
+    """
+    sizes = (2, 1, OPS_PER_VIEW, OPS_PER_VIEW, 3)
+    words = rng.words(seed, purpose, round, client, epoch * 2 + view, row, num=sum(sizes))
+    columns = words.reshape(-1, sum(sizes))
+    crop, flip, op, magnitude, cutout = np.split(columns, np.cumsum(sizes)[:-1], axis=1)
+    return ViewDraws(
+        crop=crop,
+        flip=_below(2, flip[:, 0]).astype(bool),
+        op=_below(len(OPS), op),
+        magnitude=magnitude * 2.0**-32,
+        cutout=cutout * 2.0**-32,
+    )
+
+
+def _below(bound: int, word: np.ndarray) -> np.ndarray:
+    """A 32-bit word as an integer uniform in [0, bound)."""
+    return word * bound >> 32
+
+
+def crop_offsets(word_N2: np.ndarray, H: int, W: int, crop: float) -> np.ndarray:
+    """Where the crop starts, (y, x) from the image's own corner: from -pad to +pad."""
+    pad_2 = np.array((int(H * crop), int(W * crop)))
+    return _below(2 * pad_2 + 1, word_N2) - pad_2  # type: ignore[arg-type]
+
+
+def op_values(op: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
+    """Magnitudes in each op's own range."""
+    return _LOW[op] + (_HIGH - _LOW)[op] * magnitude
+
+
+def affine_matrices(op_N: np.ndarray, value_N: np.ndarray, H: int, W: int) -> np.ndarray:
+    """The map of geometric ops from output to input, int32 [N, 2, 3] in PIL's 16.16 fixed point.
+
+    Input (x, y) of output pixel (x, y), centre to centre, is matrix @ (x, y, 1) >> 16.
+    """
+    matrix_N23 = np.tile(np.eye(2, 3), (len(op_N), 1, 1))
+    by_name = {name: (op_N == OPS.index(name)).nonzero()[0] for name in GEOMETRIC}
+    turned = by_name["Rotate"]
+    matrix_N23[turned] = _rotation(value_N[turned], H, W)
+    for axis, (shear, translate, side) in enumerate(
+        (("ShearX", "TranslateX", W), ("ShearY", "TranslateY", H))
+    ):
+        own = by_name[shear]
+        matrix_N23[own, axis, 1 - axis] = value_N[own]
+        own = by_name[translate]  # in whole pixels: PIL rounds a pure translation
+        matrix_N23[own, axis, 2] = np.floor(value_N[own] * side + 0.5)
+    matrix_N23[:, :, 2] += matrix_N23[:, :, :2].sum(2) * 0.5
+    return np.floor(matrix_N23 * 65536 + 0.5).astype(np.int32)
+
+
+def _rotation(degrees_N: np.ndarray, H: int, W: int) -> np.ndarray:
+    """Counter-clockwise about the centre; entries to 15 decimals as PIL rounds them."""
+    angle_N = -np.deg2rad(degrees_N % 360)
+    cos_N, sin_N = np.cos(angle_N).round(15), np.sin(angle_N).round(15)
+    linear_N22 = np.stack((cos_N, sin_N, -sin_N, cos_N), axis=1).reshape(-1, 2, 2)
+    centre_2 = np.array((W / 2, H / 2))
+    start_N2 = centre_2 - (linear_N22 * centre_2).sum(2)
+    return np.concatenate((linear_N22, start_N2[:, :, None]), axis=2)
+
+
+def cutout_boxes(uniform_N3: np.ndarray, H: int, W: int) -> np.ndarray:
+    """The covered square of side U(0, 0.5) W, clipped: first and last (y, x), int64 [N, 2, 2].
+
+    The centre is uniform from the side's length down to 1, not to 0: the reference draws it by
+    numpy's uniform(length), which sets the lower bound and leaves the upper bound at 1. PIL's
+    rectangle includes its far edges: from pixel first to pixel int(first + side).
+    """
+    length_2 = np.array((H, W), dtype=np.float64)
+    side_N1 = uniform_N3[:, :1] * CUTOUT_SIDE * W
+    centre_N2 = length_2 + (1 - length_2) * uniform_N3[:, 2:0:-1]
+    first_N2 = np.floor(np.maximum(centre_N2 - side_N1 / 2, 0))
+    last_N2 = np.floor(np.minimum(first_N2 + side_N1, length_2 - 1))
+    return np.stack((first_N2, last_N2), axis=1).astype(np.int64)
