@@ -1,29 +1,13 @@
-"""Interleaved timing and dated records: a ratio is only worth something from one run."""
+"""Dated records: a number has a machine, versions and a date."""
 
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl2fast.record import environment
+from fl2fast.machine import environment
 
 RECORDS = Path(__file__).parent / "records"
 PICTURE = Path(__file__).parents[1] / "docs" / "demo.svg"
-
-
-def interleave(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each candidate; they take turns, after one untimed call each."""
-    for call in candidates.values():
-        call()
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(repeats):
-        for name, call in candidates.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def write_record(name: str, rows: list[dict[str, Any]], **about: Any) -> Path:

@@ -3,11 +3,12 @@
 import click
 import torch
 
-from benchmarks.harness import interleave, write_record
+from benchmarks.harness import write_record
 from fl2fast.memory import keep_freed_memory
 from fl2fast.models import find_model
 from fl2fast.models.lowering import LOWERINGS
 from fl2fast.models.network import Network
+from fl2fast.tune import interleave
 
 CASES = [
     ("cnn", 1, 32),
@@ -36,7 +37,7 @@ def measure(model: str, num_lanes: int, batch: int, repeats: int) -> dict[str, f
         return pull(cotangent)
 
     calls = {name: (lambda net=net: step(net)) for name, net in networks.items()}
-    seconds = interleave(calls, repeats)
+    seconds = interleave(calls, repeats, like.device)
     return {name: num_lanes * batch / value for name, value in seconds.items()}
 
 

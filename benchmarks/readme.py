@@ -1,4 +1,4 @@
-"""Write the README's tables and picture from the newest records: python -m benchmarks.readme"""
+"""Write the tables of README and docs from the newest records: python -m benchmarks.readme"""
 
 import re
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 from benchmarks.harness import latest_record
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, AUGMENTATION = ROOT / "README.md", ROOT / "docs" / "augmentation.md"
 
 
 def machine(record: dict[str, Any]) -> str:
@@ -56,20 +57,105 @@ def reference_table(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{record['about']} {machine(record)}."])
 
 
-TABLES = {"demo": demo_table, "lowerings": lowerings_table, "streetdigits": reference_table}
+def augment_table(record: dict[str, Any]) -> str:
+    lines = [
+        "| views at once | PIL, every core | torch | DALI | torch vs PIL | DALI vs PIL |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        rates = " | ".join(f"{row['rates'][name]:,.0f}" for name in ("pil", "torch", "dali"))
+        ratios = " | ".join(f"{row['vs_pil'][name]:.1f}x" for name in ("torch", "dali"))
+        lines.append(f"| {row['batch']:,} | {rates} | {ratios} |")
+    note = (
+        f"Strong views/s, medians of {record['repeats']} interleaved repeats, PIL in "
+        f"{record['processes']} processes; {machine(record)}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def datasets_table(record: dict[str, Any]) -> str:
+    lines = ["| dataset | images/s | whole command |", "|---|---|---|"]
+    for row in record["rows"]:
+        rate, seconds = row["images_per_second"], row["wall_seconds"]
+        lines.append(f"| {row['dataset']} | {rate:,.0f} | {seconds:.0f} s |")
+    note = f"`fl2fast train --dataset NAME {record['flags']}`; {machine(record)}."
+    return "\n".join([*lines, "", note])
+
+
+def fashion_table(record: dict[str, Any]) -> str:
+    lines = [
+        "| after round | fl2fast, mean ± std (%) | per seed | authors' code, one seed |",
+        "|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        if row["reference"] is not None:
+            seeds = ", ".join(f"{value:.1f}" for value in row["test_accuracy"])
+            spread = f"{row['mean']:.1f} ± {row['std']:.1f}"
+            lines.append(f"| {row['round']} | {spread} | {seeds} | {row['reference']} |")
+    note = (
+        f"{record['seeds']} seeds stacked, {record['wall_seconds']:.0f} s in all; "
+        f"{machine(record)}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def parity_table(record: dict[str, Any]) -> str:
+    lines = [
+        "| op | torch: largest | mean | pixels that differ | DALI: largest | mean | differ |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    by_op: dict[str, list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        by_op.setdefault(row["op"], []).append(row)
+    for op, rows in by_op.items():
+        cells = []
+        for backend in ("torch", "dali"):
+            largest = max(row[backend]["largest"] for row in rows)
+            mean = sum(row[backend]["mean"] for row in rows) / len(rows)
+            differing = sum(row[backend]["differing"] for row in rows) / len(rows)
+            cells.append(f"{largest} | {mean:.4f} | {100 * differing:.3f} %")
+        lines.append(f"| {op} | {' | '.join(cells)} |")
+    counts = {row["dataset"]: row["count"] for row in record["rows"]}
+    images = " and ".join(f"{count:,} images of {name}" for name, count in counts.items())
+    note = f"Grey levels of 255 against PIL; {images}; CPU backends; {machine(record)}."
+    return "\n".join([*lines, "", note])
+
+
+def wide_table(record: dict[str, Any]) -> str:
+    (row,) = record["rows"]
+    return (
+        f"One step of {row['lanes']} learners of `{row['model']}` with {row['classes']} classes, "
+        f"batches of {row['batch']}, `--chunk {row['chunk']}`: at most "
+        f"{row['peak_gigabytes']:.1f} GB of memory in the whole process, {row['seconds']:.0f} s; "
+        f"{machine(record)}."
+    )
+
+
+TABLES = {
+    "demo": demo_table,
+    "lowerings": lowerings_table,
+    "streetdigits": reference_table,
+    "augment": augment_table,
+    "datasets": datasets_table,
+    "fashion": fashion_table,
+    "wide": wide_table,
+    "parity": parity_table,
+}
 
 
 def render(text: str) -> str:
-    """The README with each fenced table made anew."""
+    """A page with each fenced table made anew."""
     for name, table in TABLES.items():
         fence = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        made = table(latest_record(name))
-        text = fence.sub(lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text)
+        if fence.search(text):
+            made = table(latest_record(name))
+            text = fence.sub(lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text)
     return text
 
 
 def main() -> None:
-    README.write_text(render(README.read_text()))
+    for page in (README, AUGMENTATION):
+        page.write_text(render(page.read_text()))
 
 
 if __name__ == "__main__":

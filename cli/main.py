@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from fl2fast.cli.data import data_command
 from fl2fast.cli.demo import demo_command
 from fl2fast.cli.train import train_command
 from fl2fast.cli.verify import verify_command
@@ -21,6 +22,7 @@ def fl2fast(context: click.Context) -> None:
 
 fl2fast.add_command(train_command)
 fl2fast.add_command(demo_command)
+fl2fast.add_command(data_command)
 fl2fast.add_command(verify_command)
 
 

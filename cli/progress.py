@@ -1,4 +1,4 @@
-"""A live line while a run trains; plain lines where there is no terminal."""
+"""A live line while a run trains or a file comes in; plain lines where there is no terminal."""
 
 import sys
 import time
@@ -10,6 +10,7 @@ import click
 import rich.progress as bar
 from rich.console import Console
 
+from fl2fast.data.prepare import Progress
 from fl2fast.record import timing_row
 from fl2fast.simulate import RoundReport
 
@@ -65,3 +66,39 @@ def describe(report: RoundReport) -> str:
 def _mean(rows: list[dict[str, Any]], name: str, title: str) -> str | None:
     values = [row[name] for row in rows if row[name] is not None]
     return f"{title} {sum(values) / len(values):.1f} %" if values else None
+
+
+@contextmanager
+def file_progress() -> Iterator[Progress]:
+    """Yields the function that `fl2fast.data.prepare` calls with what it does."""
+    if not sys.stderr.isatty():
+        yield _line_per_step()
+        return
+    columns = (
+        bar.TextColumn("{task.description}"),
+        bar.BarColumn(bar_width=24),
+        bar.DownloadColumn(),
+        bar.TransferSpeedColumn(),
+        bar.TimeRemainingColumn(),
+    )
+    with bar.Progress(*columns, console=Console(stderr=True), transient=True) as live:
+        tasks: dict[str, bar.TaskID] = {}
+
+        def show(title: str, done: int, total: int | None) -> None:
+            if title not in tasks:
+                tasks[title] = live.add_task(title, total=total)
+            live.update(tasks[title], completed=done)
+
+        yield show
+
+
+def _line_per_step() -> Progress:
+    shown: set[str] = set()
+
+    def show(title: str, done: int, total: int | None) -> None:
+        if title not in shown:
+            shown.add(title)
+            size = "" if total is None else f" ({total / 1e6:,.0f} MB)"
+            click.echo(f"{title}{size}", err=True)
+
+    return show

@@ -7,8 +7,11 @@ from typing import Any
 
 import click
 
-from fl2fast.cli.progress import progress
+from fl2fast.cli.progress import file_progress, progress
+from fl2fast.data.load import default_data_dir
 from fl2fast.data.partition import PARTITION_NAMES
+from fl2fast.data.prepare import get
+from fl2fast.data.published import PUBLISHED
 from fl2fast.experiment import PRESETS, experiment, read_config
 from fl2fast.models import MODEL_NAMES
 from fl2fast.train import train
@@ -38,6 +41,7 @@ NOT_SETTINGS = ("preset", "config", "dry_run", "data_dir", "out")
 @click.option("--device", help="cpu (default), cuda or cuda:N.")
 @click.option("--dtype", help="float32 (default) or float64.")
 @click.option("--lowering", help="grouped (default), vmap or loop.")
+@click.option("--augment", help="torch or dali; auto (default): the faster one here.")
 @click.option("--chunk", type=int, help="Lanes trained at once, to bound memory; 0 (default): all.")
 @click.option("--eval-every", type=int, help="Rounds between tests; the last is always tested.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of prepared datasets.")
@@ -61,8 +65,11 @@ def train_command(**flags: Any) -> None:
     if flags["dry_run"]:
         click.echo(json.dumps(asdict(made), indent=2))
         return
+    if made.dataset in PUBLISHED:
+        with file_progress() as show_file:
+            get(made.dataset, Path(data_dir or default_data_dir()), show_file)
     with progress(made.rounds) as show:
-        summary = train(made, out, data_dir, show)
+        summary = train(made, out, data_dir, show, say=click.echo)
     for row in summary["seeds"]:
         last, best = row["test_accuracy_last"], row["test_accuracy_best"]
         click.echo(f"seed {row['seed']}: test accuracy {last:.2f} % (best {best:.2f} %)")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from fl2fast.experiment import experiment
+from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
-from fl2fast.record import claim_folder, environment
+from fl2fast.record import claim_folder
 from fl2fast.simulate import RoundReport
 from fl2fast.train import train
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fl2fast import rng
+from fl2fast.data.backends import BACKENDS
 from fl2fast.data.load import check_dataset
 from fl2fast.data.partition import check_partition
 from fl2fast.data.settings import CIFAR10, SETTINGS, Settings, pretrain_calls
@@ -49,6 +50,7 @@ class Experiment:
     device: str = "cpu"
     dtype: str = "float32"
     lowering: str = "grouped"
+    augment: str = "auto"  # torch or dali, which make the same views; auto: the faster one
     chunk: int = 0  # lanes that train at once; 0: all of them
     eval_every: int = 1
 
@@ -69,13 +71,14 @@ class Experiment:
     sbn_weight: str = "per_batch"
     sbn_labelled_batch: int = 10
     sbn_unlabelled_batch: int = 2048
-    mean: tuple[float, ...] = CIFAR10.mean
-    std: tuple[float, ...] = CIFAR10.std
-    flip: bool = True
+    constants: str = "flfl"  # whose mean, std and flip: the (FL)^2 code's, or SemiFL's own
+    mean: tuple[float, ...] = CIFAR10.flfl.mean
+    std: tuple[float, ...] = CIFAR10.flfl.std
+    flip: bool = CIFAR10.flfl.flip
     crop: float = 0.125  # reflect padding of the random crop, as a share of the side
-    train_size: int = 20_000  # of streetdigits
-    test_size: int = 4_000
-    data_seed: int = 0
+    train_size: int = 0  # the first images of the dataset; 0: all (of streetdigits 20,000 + 4,000)
+    test_size: int = 0
+    data_seed: int = 0  # of streetdigits
 
     @property
     def seed_list(self) -> list[int]:
@@ -128,6 +131,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("cosine", "constant"),
     "dtype": tuple(DTYPES),
     "lowering": tuple(LOWERINGS),
+    "augment": ("auto", *BACKENDS),
+    "constants": ("flfl", "semifl"),
     "client_momentum": ("persist", "fresh"),
     "perturbation": ("asam", "sam"),
     "batches": ("kept", "all"),
@@ -164,8 +169,8 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "sure": (0, 1),
     "sbn_labelled_batch": (1, None),
     "sbn_unlabelled_batch": (1, None),
-    "train_size": (1, None),
-    "test_size": (1, None),
+    "train_size": (0, None),
+    "test_size": (0, None),
     "data_seed": (0, rng.MAX_SEED),
 }
 
@@ -193,7 +198,8 @@ def experiment(preset: str | None = None, **given: Any) -> Experiment:
     preset = preset or ("paper" if published else "quick")
     if not isinstance(preset, str) or preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}: choose {' or '.join(PRESETS)}")
-    values = _row(settings) | PRESETS[preset] | given
+    values = _row(settings, given.get("constants", Experiment.constants))
+    values |= PRESETS[preset] | given
     if "epochs" in given and "server_epochs" not in given:
         values["server_epochs"] = given["epochs"]
     made = Experiment(**values)
@@ -203,10 +209,11 @@ def experiment(preset: str | None = None, **given: Any) -> Experiment:
     return made
 
 
-def _row(settings: Settings) -> dict[str, Any]:
+def _row(settings: Settings, constants: str) -> dict[str, Any]:
     row = settings._asdict()
     del row["pretrain"]
-    return row
+    choices = {name: row.pop(name) for name in _CHOICES["constants"]}
+    return row | choices.get(constants, settings.flfl)._asdict()
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -5,13 +5,9 @@ on the clock: equal runs give equal bytes), timing.jsonl and env.json how fast a
 """
 
 import json
-import os
-import platform
 import tempfile
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ from safetensors.torch import save_file
 from fl2fast.engine.world import ServerState, World
 from fl2fast.errors import UsageError
 from fl2fast.experiment import Experiment
+from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
 from fl2fast.simulate import RoundReport
 
@@ -52,28 +49,6 @@ def free_folder(stem: str) -> Path:
 def default_folder(experiment: Experiment) -> Path:
     dataset = Path(experiment.dataset).name
     return free_folder(f"{dataset}-{experiment.labels}-{experiment.method}")
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Machine, versions and date: what a number needs beside it."""
-    packages = ("fl2fast", "torch", "numpy")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in packages},
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 class Recorder:

@@ -1,6 +1,7 @@
 """From an experiment to a running federation: data -> partition -> rounds -> reports."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,9 +9,10 @@ import torch
 
 from fl2fast import rng
 from fl2fast.clock import Clock
-from fl2fast.data.augment import make_augment
+from fl2fast.data.backends import choose, make_augment
 from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.partition import split_rows
+from fl2fast.engine.batches import block_rows
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
 from fl2fast.errors import UsageError
@@ -31,8 +33,15 @@ class RoundReport(NamedTuple):
     state: ServerState
 
 
-def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
-    """Load the data, deal it out and lower the network; every refusal happens here."""
+def build_world(
+    experiment: Experiment,
+    data_dir: Path | None = None,
+    say: Callable[[str], object] = lambda sentence: None,
+) -> World:
+    """Load the data, deal it out and lower the network; every refusal happens here.
+
+    The world's experiment has every `auto` resolved; `say` is told what was chosen.
+    """
     e = experiment
     check(e)
     arrays = load(e.dataset, data_dir or default_data_dir(), e.train_size, e.test_size, e.data_seed)
@@ -48,7 +57,11 @@ def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
     check_module(module, e.model, train_images.shape[1:], num_classes)
     if ".py:" in e.model:
         check_lowering(module, e.lowering, train_images.shape[1:])
-    device = torch.device(e.device)
+    device, shape = torch.device(e.device), train_images.shape[1:]
+    if e.augment == "auto":
+        verdict = choose(shape, block_rows(e), device)
+        say(f"augment auto: {verdict}")
+        e = replace(e, augment=verdict.choice)
     like = torch.zeros((), dtype=e.torch_dtype, device=device)
     return World(
         experiment=e,
@@ -61,7 +74,7 @@ def build_world(experiment: Experiment, data_dir: Path | None = None) -> World:
         splits=splits,
         network=Network.of(module.to(like), e.lowering, like),
         method=e.make_method(),
-        augment=make_augment(flip=e.flip, crop=e.crop),
+        augment=make_augment(e.augment, flip=e.flip, crop=e.crop, shape=shape, device=device),
         mean=_per_channel(e.mean, channels, like),
         std=_per_channel(e.std, channels, like),
     )

@@ -15,9 +15,10 @@ torch.set_num_threads(1)  # tiny tensors, and one worker process per core
 
 @pytest.fixture(autouse=True)
 def _cache_in_scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """Never touch the user's cache, but draw streetdigits once per session."""
+    """Never touch the user's cache or the network, but draw streetdigits once per session."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("FL2FAST_OFFLINE", "1")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.pil import from_pil, pil_cutout, pil_op, pil_strong, pil_weak, to_pil
 from fl2fast.data.augment import cutout, normalise, strong, weak
-from fl2fast.data.views import GEOMETRIC, OPS, ViewDraws, draw_views
+from fl2fast.data.views import GEOMETRIC, OPS, ViewDraws, draw_views, single_op
 
 SHAPES = ((3, 32, 32), (1, 32, 32), (3, 28, 21), (1, 9, 40), (3, 8, 8))  # C, H, W
 LAST = 1 - 2.0**-32  # the highest uniform that can be drawn
@@ -66,20 +66,8 @@ def stack(images) -> Tensor:
     return torch.from_numpy(np.stack([from_pil(image) for image in images]))
 
 
-def only(name: str, u_N: np.ndarray) -> ViewDraws:
-    """Draws that do nothing but one op: no offset, no flip, an empty cutout."""
-    N = len(u_N)
-    op_N3 = np.full((N, 3), OPS.index("Identity"))
-    op_N3[:, 1] = OPS.index(name)
-    centre = np.full((N, 2), 2**31)
-    zeros = np.zeros((N, 3))
-    magnitude_N3 = zeros.copy()
-    magnitude_N3[:, 1] = u_N
-    return ViewDraws(centre, np.zeros(N, dtype=bool), op_N3, magnitude_N3, zeros)
-
-
 def apply(name: str, image_NCHW: Tensor, u_N: np.ndarray) -> Tensor:
-    return strong(image_NCHW, only(name, u_N))
+    return strong(image_NCHW, single_op(name, u_N))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

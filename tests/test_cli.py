@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 from fl2fast.cli.main import main
@@ -126,7 +127,7 @@ def test_the_flags_are_these_and_no_others() -> None:
     """A setting that is not here belongs into --config."""
     names = "dataset labels method model partition clients cohort rounds epochs server-epochs "
     names += "batch-size server-batch-size pretrain lr rho schedule seed seeds device dtype "
-    names += "lowering chunk eval-every data-dir out preset config dry-run"
+    names += "lowering augment chunk eval-every data-dir out preset config dry-run"
     assert [option.opts[0] for option in train_command.params] == [f"--{n}" for n in names.split()]
 
 
@@ -138,6 +139,7 @@ BAD_FLAGS = {
     "depth": (["--model", "wrn-27-2"], "6n+4"),
     "width": (["--model", "wrn-28-0"], "wrn-28-0"),
     "lowering": (["--lowering", "nope"], "nope"),
+    "augment": (["--augment", "nope"], "torch, dali"),
     "labels not divisible": (["--labels", "45"], "multiple of 10"),
     "more labels than images": (["--labels", "20010"], "20010"),
     "no labels": (["--labels", "0"], "labels is 0"),
@@ -191,6 +193,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         "std = [inf, inf, inf]",
         "mean = [0.5, 0.5]",
         'dataset = ["s"]',
+        'constants = "mine"',
         'preset = ["quick"]',
         "out = 3",
     ],
@@ -224,6 +227,47 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, sizes: Path, capsys) -
     assert call("train", *TINY, "--config", sizes, "--out", kept) == 2
     assert "kept" in capsys.readouterr().err
     assert [p.name for p in kept.iterdir()] == ["thesis.txt"]
+
+
+def test_data_show_draws_two_pictures(grey_folder: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "pictures" / "grid.png"
+    assert call("data", "show", grey_folder, "--out", out) == 2
+    assert "pictures" in capsys.readouterr().err
+    out.parent.mkdir()
+    assert call("data", "show", grey_folder, "--out", out, "--count", "4") == 0
+    for path in (out, out.with_name("grid-ops.png")):
+        with Image.open(path) as picture:
+            assert min(picture.size) > 200
+    assert len(list(out.parent.iterdir())) == 2
+    assert call("data", "show", grey_folder, "--out", tmp_path / "grid.txt") == 2
+    assert call("data", "show", "nope") == 2
+
+
+def test_data_list_says_what_is_here(grey_folder: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "svhn").mkdir()
+    assert call("data", "list", "--data-dir", tmp_path) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert f"in {tmp_path / 'svhn'}" in lines["svhn"]
+    assert "170 MB" in lines["cifar10"]
+    assert "streetdigits" in lines
+
+
+def test_data_get_knows_its_names(tmp_path: Path, capsys) -> None:
+    assert call("data", "get", "mnist", "--data-dir", tmp_path) == 2
+    assert "fashion-mnist" in capsys.readouterr().err
+    assert call("data", "get", "svhn", "--data-dir", tmp_path) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_constants_follow_the_chosen_pipeline(tmp_path: Path, capsys) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('dataset = "svhn"\nconstants = "semifl"\n')
+    ours, theirs = dry_run(capsys, "--dataset", "svhn"), dry_run(capsys, "--config", config)
+    assert (ours["mean"], ours["flip"]) == ([0.438, 0.444, 0.473], True)
+    assert (theirs["mean"], theirs["flip"]) == ([0.4377, 0.4438, 0.4728], False)
+    config.write_text('dataset = "svhn"\nconstants = "semifl"\nflip = true\n')
+    assert dry_run(capsys, "--config", config)["flip"] is True
 
 
 def test_a_truncated_trace_is_refused(tmp_path: Path, capsys) -> None:

@@ -14,7 +14,7 @@ ALLOWED = {
     "fl2fast/engine": ("engine", "methods.method", "models", "data", "optim", "rng", "experiment"),
     "fl2fast/methods": ("methods", "models", "losses"),
     "fl2fast/models": ("models", "kernels", "errors"),
-    "fl2fast/data": ("data", "methods.method", "rng", "errors"),
+    "fl2fast/data": ("data", "methods.method", "rng", "cache", "tune", "errors"),
     "kernels": (),
 }
 HOST_SYNCS = {"item", "cpu", "numpy", "tolist"}

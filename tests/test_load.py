@@ -7,21 +7,41 @@ import numpy as np
 import pytest
 
 from fl2fast.data import load as loading
-from fl2fast.data.load import fit_images, load, load_folder
+from fl2fast.data.arrays import read_folder
+from fl2fast.data.load import fit_images, load
 from fl2fast.errors import UsageError
 
 
 def test_a_folder_is_a_dataset(grey_folder: Path) -> None:
-    arrays = load(str(grey_folder), Path("nowhere"), 1, 1, 0)
+    arrays = load(str(grey_folder), Path("nowhere"), 0, 0, 0)
     assert arrays.num_classes == 3
     assert arrays.train_images.shape == (240, 1, 28, 28)
 
 
 def test_a_published_name_is_read_from_the_data_folder(grey_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(grey_folder, tmp_path / "fashion-mnist")
-    assert len(load("fashion-mnist", tmp_path, 1, 1, 0).test_labels) == 60
+    assert len(load("fashion-mnist", tmp_path, 0, 0, 0).test_labels) == 60
     with pytest.raises(UsageError, match="svhn"):
-        load("svhn", tmp_path, 1, 1, 0)
+        load("svhn", tmp_path, 0, 0, 0)
+
+
+def test_a_size_takes_the_first_images(grey_folder: Path) -> None:
+    whole = load(str(grey_folder), Path("nowhere"), 0, 0, 0)
+    some = load(str(grey_folder), Path("nowhere"), 50, 60, 0)
+    assert np.array_equal(some.train_images, whole.train_images[:50])
+    assert np.array_equal(some.train_labels, whole.train_labels[:50])
+    assert len(some.test_images) == len(some.test_labels) == 60
+    with pytest.raises(UsageError, match=r"test_size is 61, but .* 60 test images"):
+        load(str(grey_folder), Path("nowhere"), 0, 61, 0)
+
+
+def test_loading_copies_and_changes_nothing(grey_folder: Path) -> None:
+    before = (grey_folder / "train_images.npy").read_bytes()
+    images = read_folder(grey_folder).train_images
+    assert isinstance(images, np.memmap)
+    assert np.shares_memory(fit_images(images[:, :, :20, :20], 1), images)
+    images[0] = 0
+    assert (grey_folder / "train_images.npy").read_bytes() == before
 
 
 def test_streetdigits_is_drawn_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,7 +99,7 @@ def test_broken_folders_are_refused(case: str, grey_folder: Path, tmp_path: Path
     if array is not None:
         np.save(folder / f"{name}.npy", array)
     with pytest.raises(UsageError, match=words) as refusal:
-        load_folder(folder)
+        read_folder(folder)
     assert name.split("_")[0] in str(refusal.value)
 
 
@@ -89,4 +109,4 @@ def test_a_truncated_file_is_refused(grey_folder: Path, tmp_path: Path) -> None:
     path = folder / "train_images.npy"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageError, match=r"train_images\.npy is not a readable"):
-        load_folder(folder)
+        read_folder(folder)

@@ -29,7 +29,8 @@ from fl2fast.data.views import (
     ViewDraws,
     affine_matrices,
     crop_offsets,
-    cutout_boxes,
+    cutout_masks,
+    op_numbers,
     op_values,
 )
 
@@ -73,7 +74,7 @@ def strong(
         sizes = np.bincount(_FAMILY_OF[op_N], minlength=len(_FAMILIES))
         moving = slice(0, sizes[0])  # the first family
         matrix_n23 = affine_matrices(op_N[order_N][moving], value_N[order_N][moving], H, W)
-        number_N = _as_shipped(op_N, value_N)[order_N]
+        number_N = op_numbers(op_N, value_N)[order_N]
         source_N, matrix_n23, number_N = (
             ship(host, device) for host in (place_N[order_N], matrix_n23, number_N)
         )
@@ -115,14 +116,6 @@ def _bytes(value: Tensor) -> Tensor:
     return value.to(torch.int16).to(torch.uint8)
 
 
-def _as_shipped(op: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """An op's value as the device uses it: a factor, a mask of bits, or a whole grey level."""
-    kept_bits = 256 - (1 << (8 - value.astype(np.int64)).clip(0, 8))
-    value = np.where(op == OPS.index("Posterize"), kept_bits, value)
-    value = np.where(op == OPS.index("Solarize"), np.ceil(value), value)
-    return value.astype(np.float32)
-
-
 # --- Ops: (uint8 image_nCHW, float32 value_n) -> uint8 image_nCHW ---------------------------------
 
 
@@ -157,7 +150,8 @@ def _color(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
 def _contrast(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
     """Blend with the mean luma, rounded half up."""
     P, image = image_nCHW[0, 0].numel(), image_nCHW.float()
-    total_n111 = _luma(image).sum(dim=(2, 3), keepdim=True, dtype=torch.float64)
+    row_totals = _luma(image).sum(dim=3, keepdim=True)
+    total_n111 = row_totals.sum(dim=2, keepdim=True, dtype=torch.float64)  # exact at any size
     return _blend((total_n111 / P + 0.5).floor_().float(), image, value_n)
 
 
@@ -167,13 +161,11 @@ def _sharpness(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
     No sum of integers is halfway between two multiples of 13, so rounding has no ties. PIL copies
     the border to the degenerate image, which leaves it as it is.
     """
-    image = image_nCHW.float()
-    rows = image[:, :, :-2] + image[:, :, 1:-1]
-    rows += image[:, :, 2:]
+    image = image_nCHW.to(torch.int16)
+    rows = (image[:, :, :-2] + image[:, :, 1:-1]).add_(image[:, :, 2:])
     centre = image[:, :, 1:-1, 1:-1]
-    total = rows[..., :-2] + rows[..., 1:-1]
-    total.add_(rows[..., 2:]).add_(centre, alpha=4)
-    smooth = total.mul_(1 / 13).add_(0.5).floor_()
+    total = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(centre, alpha=4)
+    smooth, centre = total.float().mul_(1 / 13).add_(0.5).floor_(), centre.float()
     sharp_nCHW = image_nCHW.clone()
     sharp_nCHW[:, :, 1:-1, 1:-1] = _blend(smooth, centre, value_n)
     return sharp_nCHW
@@ -181,25 +173,31 @@ def _sharpness(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
 
 def _auto_contrast(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
     """Stretch every channel to 0..255; in float64, where int(255 - epsilon) is 254 as in PIL."""
-    low, high = (f((2, 3), keepdim=True).double() for f in (image_nCHW.amin, image_nCHW.amax))
+    level_nCP = image_nCHW.flatten(2)
+    low, high = (f(2, keepdim=True).double() for f in (level_nCP.amin, level_nCP.amax))
+    flat = (high == low).double()  # such a channel stays as it is
     white = torch.full_like(high, 255)  # a tensor: 255 / tensor would round a reciprocal first
-    scale = torch.where(high > low, white / (high - low), 1.0)
-    offset = torch.where(high > low, -low * scale, 0.0)
-    return _bytes(image_nCHW.double().mul_(scale).add_(offset))
+    scale = white / (high - low + 255 * flat)
+    same_B = torch.arange(256, dtype=torch.float64, device=image_nCHW.device)
+    lut_nCB = (same_B * scale).sub_(low * scale * (1 - flat)).clamp_(0, 255)
+    return _bytes(lut_nCB).gather(2, level_nCP.long()).view_as(image_nCHW)
 
 
 def _equalize(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
-    """Map every channel by its cumulative histogram, in steps of 1/255 of all but the top bin."""
+    """Map every channel by its cumulative histogram, in steps of 1/255 of all but the top bin.
+
+    Counts are whole numbers in float32: their quotients are never rounded across an integer.
+    """
     level_nCP = image_nCHW.flatten(2).long()
     n, C, P = level_nCP.shape
-    count_nCB = level_nCP.new_zeros(n, C, 256, dtype=torch.int32)
+    count_nCB = torch.zeros(n, C, 256, device=image_nCHW.device)
     count_nCB.scatter_add_(2, level_nCP, count_nCB.new_ones(()).expand_as(level_nCP))
     top_nC1 = image_nCHW.flatten(2).amax(2, keepdim=True).long()
-    step_nC1 = (P - count_nCB.gather(2, top_nC1)) // 255
-    below_nCB = count_nCB.cumsum(2, dtype=torch.int32) - count_nCB
-    lut_nCB = (step_nC1 // 2 + below_nCB) // step_nC1.clamp(min=1)
-    same_B = torch.arange(256, dtype=torch.int32, device=image_nCHW.device)
-    lut_nCB = torch.where(step_nC1 > 0, lut_nCB.clamp(max=255), same_B).to(torch.uint8)
+    step_nC1 = ((P - count_nCB.gather(2, top_nC1)) / 255).floor_()
+    below_nCB = count_nCB.cumsum(2).sub_(count_nCB)
+    lut_nCB = below_nCB.add_((step_nC1 / 2).floor_()).div_(step_nC1.clamp(min=1)).clamp_(max=255)
+    same_B = torch.arange(256, dtype=torch.float32, device=image_nCHW.device)
+    lut_nCB = _bytes(torch.where(step_nC1 > 0, lut_nCB, same_B))
     return lut_nCB.gather(2, level_nCP).view_as(image_nCHW)
 
 
@@ -210,7 +208,7 @@ def _posterize(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
 def _solarize(image_nCHW: Tensor, value_n: Tensor) -> Tensor:
     """Invert levels from the threshold up: i ^ 255, where (threshold - 1 - i) is negative."""
     limit_n111 = (value_n - 1).to(torch.int16)[:, None, None, None]
-    inverted = (limit_n111 - image_nCHW) >> 15
+    inverted = image_nCHW.to(torch.int16).neg_().add_(limit_n111).bitwise_right_shift_(15)
     return image_nCHW ^ inverted.to(torch.uint8)
 
 
@@ -252,14 +250,9 @@ _FAMILY_OF = np.array([0 if name in GEOMETRIC else list(_FAMILIES).index(name) f
 def cutout(image_NCHW: Tensor, uniform_N3: np.ndarray) -> Tensor:
     """Fill the drawn square with grey (125, 123, 114)."""
     (C, H, W), device = image_NCHW.shape[1:], image_NCHW.device
-    box_N22 = cutout_boxes(uniform_N3, H, W)
-    row_NH, column_NW = (
-        255 * ((np.arange(side) >= box_N22[:, :1, a]) & (np.arange(side) <= box_N22[:, 1:, a]))
-        for a, side in enumerate((H, W))
-    )
-    covered = ship(np.concatenate((row_NH, column_NW), 1).astype(np.uint8), device)
-    row_NH, column_NW = covered.split((H, W), dim=1)
-    covered_N1HW = (row_NH[:, :, None] & column_NW[:, None, :])[:, None]
+    masks = np.concatenate(cutout_masks(uniform_N3, H, W), axis=1)
+    row_NH, column_NW = ship(masks, device).split((H, W), dim=1)
+    kept_N1HW = (row_NH[:, :, None] & column_NW[:, None, :]).bitwise_not_()[:, None]
     fill_C = torch.tensor(CUTOUT_RGB, dtype=torch.float32)[:, None, None]
-    fill_C11 = _bytes(fill_C if C == 3 else _luma(fill_C[None])[0]).numpy()
-    return (image_NCHW & ~covered_N1HW) | (ship(fill_C11, device) & covered_N1HW)
+    fill_C11 = ship(_bytes(fill_C if C == 3 else _luma(fill_C[None])[0]).numpy(), device)
+    return (image_NCHW ^ fill_C11).bitwise_and_(kept_N1HW).bitwise_xor_(fill_C11)

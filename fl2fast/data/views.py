@@ -94,6 +94,17 @@ def draw_views(
     )
 
 
+def single_op(name: str, magnitude_N: np.ndarray) -> ViewDraws:
+    """Draws of views that show one op alone: no offset, no flip, an empty cutout."""
+    N = len(magnitude_N)
+    op_N3 = np.full((N, OPS_PER_VIEW), OPS.index("Identity"))
+    op_N3[:, 0] = OPS.index(name)
+    magnitude_N3 = np.zeros((N, OPS_PER_VIEW))
+    magnitude_N3[:, 0] = magnitude_N
+    middle_N2 = np.full((N, 2), 2**31)
+    return ViewDraws(middle_N2, np.zeros(N, dtype=bool), op_N3, magnitude_N3, np.zeros((N, 3)))
+
+
 def _below(bound: int, word: np.ndarray) -> np.ndarray:
     """A 32-bit word as an integer uniform in [0, bound)."""
     return word * bound >> 32
@@ -110,46 +121,52 @@ def op_values(op: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
     return _LOW[op] + (_HIGH - _LOW)[op] * magnitude
 
 
+def op_numbers(op: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Values as a device uses them, float32: a weight, the bits that Posterize keeps, or the first
+    level that Solarize inverts."""
+    kept_bits = 256 - 2.0 ** (8 - np.floor(value))
+    number = np.where(op == OPS.index("Posterize"), kept_bits, value)
+    return np.where(op == OPS.index("Solarize"), np.ceil(value), number).astype(np.float32)
+
+
 def affine_matrices(op_N: np.ndarray, value_N: np.ndarray, H: int, W: int) -> np.ndarray:
     """The map of geometric ops from output to input, int32 [N, 2, 3] in PIL's 16.16 fixed point.
 
     Input (x, y) of output pixel (x, y), centre to centre, is matrix @ (x, y, 1) >> 16.
     """
-    matrix_N23 = np.tile(np.eye(2, 3), (len(op_N), 1, 1))
-    by_name = {name: (op_N == OPS.index(name)).nonzero()[0] for name in GEOMETRIC}
-    turned = by_name["Rotate"]
-    matrix_N23[turned] = _rotation(value_N[turned], H, W)
-    for axis, (shear, translate, side) in enumerate(
-        (("ShearX", "TranslateX", W), ("ShearY", "TranslateY", H))
-    ):
-        own = by_name[shear]
-        matrix_N23[own, axis, 1 - axis] = value_N[own]
-        own = by_name[translate]  # in whole pixels: PIL rounds a pure translation
-        matrix_N23[own, axis, 2] = np.floor(value_N[own] * side + 0.5)
+    turn, shear_x, shear_y, move_x, move_y = (
+        np.where(op_N == OPS.index(name), value_N, 0.0) for name in GEOMETRIC
+    )
+    # Counter-clockwise about the centre; entries to 15 decimals as PIL rounds them.
+    angle_N = -np.deg2rad(turn % 360)
+    cos_N, sin_N = np.cos(angle_N).round(15), np.sin(angle_N).round(15)
+    x, y = W / 2, H / 2
+    start_x, start_y = x - (cos_N * x + sin_N * y), y - (cos_N * y - sin_N * x)
+    # In whole pixels: PIL rounds a pure translation.
+    start_x, start_y = (
+        start + np.floor(move * side + 0.5)
+        for start, move, side in ((start_x, move_x, W), (start_y, move_y, H))
+    )
+    rows = (cos_N, sin_N + shear_x, start_x), (shear_y - sin_N, cos_N, start_y)
+    matrix_N23 = np.array(rows).transpose(2, 0, 1)
     matrix_N23[:, :, 2] += matrix_N23[:, :, :2].sum(2) * 0.5
     return np.floor(matrix_N23 * 65536 + 0.5).astype(np.int32)
 
 
-def _rotation(degrees_N: np.ndarray, H: int, W: int) -> np.ndarray:
-    """Counter-clockwise about the centre; entries to 15 decimals as PIL rounds them."""
-    angle_N = -np.deg2rad(degrees_N % 360)
-    cos_N, sin_N = np.cos(angle_N).round(15), np.sin(angle_N).round(15)
-    linear_N22 = np.stack((cos_N, sin_N, -sin_N, cos_N), axis=1).reshape(-1, 2, 2)
-    centre_2 = np.array((W / 2, H / 2))
-    start_N2 = centre_2 - (linear_N22 * centre_2).sum(2)
-    return np.concatenate((linear_N22, start_N2[:, :, None]), axis=2)
-
-
-def cutout_boxes(uniform_N3: np.ndarray, H: int, W: int) -> np.ndarray:
-    """The covered square of side U(0, 0.5) W, clipped: first and last (y, x), int64 [N, 2, 2].
+def cutout_masks(uniform_N3: np.ndarray, H: int, W: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the square of side U(0, 0.5) W that is cut out: uint8, 255 or 0.
 
     The centre is uniform from the side's length down to 1, not to 0: the reference draws it by
     numpy's uniform(length), which sets the lower bound and leaves the upper bound at 1. PIL's
     rectangle includes its far edges: from pixel first to pixel int(first + side).
     """
-    length_2 = np.array((H, W), dtype=np.float64)
     side_N1 = uniform_N3[:, :1] * CUTOUT_SIDE * W
-    centre_N2 = length_2 + (1 - length_2) * uniform_N3[:, 2:0:-1]
-    first_N2 = np.floor(np.maximum(centre_N2 - side_N1 / 2, 0))
-    last_N2 = np.floor(np.minimum(first_N2 + side_N1, length_2 - 1))
-    return np.stack((first_N2, last_N2), axis=1).astype(np.int64)
+
+    def covered(length: int, uniform_N1: np.ndarray) -> np.ndarray:
+        centre_N1 = length + (1 - length) * uniform_N1
+        first_N1 = np.floor(np.maximum(centre_N1 - side_N1 / 2, 0))
+        place = np.arange(length)
+        inside = (place >= first_N1) & (place <= np.floor(first_N1 + side_N1))
+        return inside * np.uint8(255)
+
+    return covered(H, uniform_N3[:, 2:]), covered(W, uniform_N3[:, 1:2])

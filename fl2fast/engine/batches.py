@@ -15,6 +15,7 @@ from fl2fast.data.plan import Wave
 from fl2fast.data.views import draw_views
 from fl2fast.engine.side_stream import on_side_stream
 from fl2fast.engine.world import Lanes, World
+from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Batch
 
 AUGMENT_ROWS = 2048  # views made in one call: enough to fill a device, little to hold
@@ -36,6 +37,12 @@ class Block(NamedTuple):
     lane_R: Tensor
     position_R: Tensor
     masks: list[Tensor]  # of the waves that have dead rows
+
+
+def block_rows(experiment: Experiment) -> int:
+    """Views that one call makes in the client phase: whole waves."""
+    wave = experiment.seeds * experiment.cohort * experiment.batch_size
+    return -(-AUGMENT_ROWS // wave) * wave
 
 
 def make_batches(

@@ -1,0 +1,94 @@
+"""Measure, then choose: which of several equivalent ways is the fastest on this device.
+
+The candidates give equal results, so a verdict only costs or saves time. It is kept in the cache
+under everything it depends on: device, threads, versions and the caller's shapes.
+"""
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fl2fast.cache import cache_dir
+from fl2fast.machine import device_name, version
+
+REPEATS = 5
+
+
+class Verdict(NamedTuple):
+    choice: str
+    seconds: dict[str, float]  # median of each candidate
+
+    def __str__(self) -> str:
+        """torch, 12.3x dali"""
+        others = (name for name in self.seconds if name != self.choice)
+        best = self.seconds[self.choice]
+        return ", ".join([self.choice, *(f"{self.seconds[n] / best:.1f}x {n}" for n in others)])
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, float]:
+    """Median seconds of each call; they take turns, after one untimed call each."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def fastest(
+    what: str,
+    candidates: Mapping[str, Callable[[], Callable[[], object]]],
+    device: torch.device,
+    **shapes: Any,
+) -> Verdict:
+    """Time the candidates, or recall the verdict; each makes the function that is to be timed."""
+    key = {"what": what, "candidates": list(candidates), **_machine(device), **shapes}
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_dir() / "tuned" / f"{what}-{name}.json"
+    seconds = _recall(path, candidates)
+    if seconds is None:
+        calls = {name: make() for name, make in candidates.items()}
+        seconds = interleave(calls, REPEATS, device)
+        _keep(path, {"key": key, "seconds": seconds})
+    return Verdict(min(seconds, key=seconds.__getitem__), seconds)
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    packages = ("fl2fast", "torch", "nvidia-dali-cuda130")
+    return {
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "versions": {package: version(package) for package in packages},
+    }
+
+
+def _recall(path: Path, candidates: Mapping[str, object]) -> dict[str, float] | None:
+    try:
+        seconds = json.loads(path.read_text())["seconds"]
+        return {name: float(seconds[name]) for name in candidates}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or not whole: measure
+
+
+def _keep(path: Path, verdict: dict[str, Any]) -> None:
+    """Written beside and renamed; a cache that cannot be written only costs time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(verdict, indent=2) + "\n")
+        scratch.rename(path)
+    except OSError:
+        return
