@@ -35,11 +35,12 @@ SETTINGS: dict[str, Any] = {
 
 
 @click.command()
+@click.option("--seed", default=0, show_default=True, help="The first seed.")
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--data-dir", type=click.Path(path_type=Path))
-def main(seeds: int, data_dir: Path | None) -> None:
+def main(seed: int, seeds: int, data_dir: Path | None) -> None:
     keep_freed_memory()
-    made = fl2fast.experiment("paper", **SETTINGS, seeds=seeds)
+    made = fl2fast.experiment("paper", **SETTINGS, seed=seed, seeds=seeds)
     started, rows = time.perf_counter(), []
     for report in fl2fast.simulate(fl2fast.build_world(made, data_dir)):
         accuracy = [row["test_accuracy"] for row in report.metrics]
@@ -55,7 +56,8 @@ def main(seeds: int, data_dir: Path | None) -> None:
         )
         click.echo(rows[-1])
     seconds = time.perf_counter() - started
-    path = write_record("fashion", rows, wall_seconds=seconds, settings=SETTINGS, seeds=seeds)
+    about = {"wall_seconds": seconds, "settings": SETTINGS, "seed": seed, "seeds": seeds}
+    path = write_record("fashion-more" if seed else "fashion", rows, **about)
     click.echo(f"{seconds:.0f} s; recorded in {path}")
 
 

@@ -84,19 +84,20 @@ def datasets_table(record: dict[str, Any]) -> str:
 
 def fashion_table(record: dict[str, Any]) -> str:
     lines = [
-        "| after round | fl2fast, mean ± std (%) | per seed | authors' code, one seed |",
-        "|---|---|---|---|",
+        "| seeds | after round | fl2fast, mean ± std (%) | per seed | authors' code, one seed |",
+        "|---|---|---|---|---|",
     ]
-    for row in record["rows"]:
-        if row["reference"] is not None:
-            seeds = ", ".join(f"{value:.1f}" for value in row["test_accuracy"])
-            spread = f"{row['mean']:.1f} ± {row['std']:.1f}"
-            lines.append(f"| {row['round']} | {spread} | {seeds} | {row['reference']} |")
-    note = (
-        f"{record['seeds']} seeds stacked, {record['wall_seconds']:.0f} s in all; "
-        f"{machine(record)}."
-    )
-    return "\n".join([*lines, "", note])
+    records = (record, latest_record("fashion-more"))
+    for own in records:
+        seeds = f"{own['seed']} to {own['seed'] + own['seeds'] - 1}"
+        for row in own["rows"]:
+            if row["reference"] is not None:
+                each = ", ".join(f"{value:.1f}" for value in row["test_accuracy"])
+                spread = f"{row['mean']:.1f} ± {row['std']:.1f}"
+                cells = (seeds, row["round"], spread, each, row["reference"])
+                lines.append(f"| {' | '.join(map(str, cells))} |")
+    times = " and ".join(f"{own['wall_seconds']:.0f} s" for own in records)
+    return "\n".join([*lines, "", f"Seeds stacked: {times}; {machine(record)}."])
 
 
 def parity_table(record: dict[str, Any]) -> str:
@@ -126,7 +127,7 @@ def wide_table(record: dict[str, Any]) -> str:
     return (
         f"One step of {row['lanes']} learners of `{row['model']}` with {row['classes']} classes, "
         f"batches of {row['batch']}, `--chunk {row['chunk']}`: at most "
-        f"{row['peak_gigabytes']:.1f} GB of memory in the whole process, {row['seconds']:.0f} s; "
+        f"{row['peak_gib']:.1f} GiB of memory in the whole process, {row['seconds']:.0f} s; "
         f"{machine(record)}."
     )
 

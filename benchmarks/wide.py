@@ -1,6 +1,8 @@
 """Memory and time of one SACR step at CIFAR-100's size: python -m benchmarks.wide
 
 wrn-28-8, 100 classes, batches of 32 random images, two lanes, one at a time (--chunk 1).
+
+Shapes: L lanes, B rows of a batch, C, H, W of an image, P parameters.
 """
 
 import resource
@@ -13,6 +15,7 @@ import torch
 from benchmarks.harness import write_record
 from fl2fast.data.plan import LaneBatch, make_waves
 from fl2fast.engine.local import local_step
+from fl2fast.memory import keep_freed_memory
 from fl2fast.methods import METHODS
 from fl2fast.methods.method import Batch
 from fl2fast.models import find_model
@@ -26,6 +29,7 @@ LANES, BATCH, CLASSES, MODEL = 2, 32, 100, "wrn-28-8"
 @click.option("--lowering", default="grouped", show_default=True)
 @click.option("--chunk", default=1, show_default=True)
 def main(lowering: str, chunk: int) -> None:
+    keep_freed_memory()
     draws = torch.Generator().manual_seed(0)
     like = torch.zeros(())
     network = Network.of(find_model(MODEL)(CLASSES), lowering, like)
@@ -56,7 +60,7 @@ def main(lowering: str, chunk: int) -> None:
         "classes": CLASSES,
         "lowering": lowering,
         "seconds": seconds,
-        "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "moved": moved,
     }
     click.echo(row)

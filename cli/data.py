@@ -1,16 +1,18 @@
 """fl2fast data: list, get, show and import datasets"""
 
+import os
 from pathlib import Path
 
 import click
 
 from fl2fast.cli.progress import file_progress
-from fl2fast.data.load import default_data_dir, load
+from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.prepare import get, import_files
 from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import CIFAR10, SETTINGS
 from fl2fast.errors import UsageError
 from fl2fast.gallery import draw_gallery
+from fl2fast.rng import MAX_SEED
 
 data_dir_option = click.option(
     "--data-dir",
@@ -36,7 +38,7 @@ def list_command(data_dir: Path | None) -> None:
     for name, entry in PUBLISHED.items():
         folder = data_dir / name
         state = f"get: {entry.megabytes} MB to download"
-        if folder.is_dir():
+        if os.path.isdir(folder):
             state = f"in {folder}"
         elif entry.packaged is not None and entry.packaged.is_dir():
             state = f"get: from {entry.packaged}"
@@ -74,13 +76,13 @@ def import_command(name: str, path: Path, data_dir: Path | None) -> None:
 @click.argument("name")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("grid.png"), show_default=True)
 @click.option("--count", type=click.IntRange(1, 64), default=10, show_default=True, help="Images.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True)
 @data_dir_option
 def show_command(name: str, out: Path, count: int, seed: int, data_dir: Path | None) -> None:
     """Draw images beside their weak and strong views, and every op at five magnitudes."""
-    arrays = load(name, data_dir or default_data_dir(), 0, 0, 0)
-    images = arrays.train_images[:count]
-    labels = [str(label) for label in arrays.train_labels[:count]]
+    arrays = load(name, data_dir or default_data_dir(), count, 1, 0)
+    images = fit_images(arrays.train_images, channels=3)
+    labels = [str(label) for label in arrays.train_labels]
     flip = SETTINGS.get(name, CIFAR10).flfl.flip
     for path in draw_gallery(images, out, flip=flip, seed=seed, names=labels):
         click.echo(f"drawn in {path}")

@@ -14,6 +14,7 @@ from fl2fast.data.prepare import get
 from fl2fast.data.published import PUBLISHED
 from fl2fast.experiment import PRESETS, experiment, read_config
 from fl2fast.models import MODEL_NAMES
+from fl2fast.record import check_folder
 from fl2fast.train import train
 
 NOT_SETTINGS = ("preset", "config", "dry_run", "data_dir", "out")
@@ -65,6 +66,8 @@ def train_command(**flags: Any) -> None:
     if flags["dry_run"]:
         click.echo(json.dumps(asdict(made), indent=2))
         return
+    if out is not None:
+        check_folder(Path(out))  # before a download
     if made.dataset in PUBLISHED:
         with file_progress() as show_file:
             get(made.dataset, Path(data_dir or default_data_dir()), show_file)

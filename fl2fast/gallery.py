@@ -1,5 +1,9 @@
-"""Pictures of a dataset as training sees it: its views, and every op at five magnitudes."""
+"""Pictures of a dataset as training sees it: its views, and every op at five magnitudes.
 
+Shapes: R rows of the picture, N images, C = 3 channels, H rows and W columns of an image.
+"""
+
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +49,7 @@ def _draw_grid(image_RNCHW: np.ndarray, path: Path, titles: list[str], names: li
     axes = figure.subplots(R, N, squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06})
     for r, row in enumerate(axes):
         for n, axis in enumerate(row):
-            pixels = image_RNCHW[r, n].transpose(1, 2, 0)
-            grey = pixels.shape[2] == 1
-            axis.imshow(pixels[..., 0] if grey else pixels, cmap="gray", vmin=0, vmax=255)
+            axis.imshow(image_RNCHW[r, n].transpose(1, 2, 0))
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
         row[0].set_ylabel(titles[r], rotation=0, ha="right", va="center", fontsize=8)
@@ -58,7 +60,8 @@ def _draw_grid(image_RNCHW: np.ndarray, path: Path, titles: list[str], names: li
         figure.savefig(scratch, dpi=110, bbox_inches="tight", format=path.suffix[1:])
         scratch.rename(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
         raise UsageError(
             f"cannot write {str(path)!r} ({error.strerror}): choose another --out"
         ) from error

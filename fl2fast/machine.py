@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+PACKAGES = ("fl2fast", "torch", "numpy", "nvidia-dali-cuda120", "nvidia-dali-cuda130")
+
 
 def environment(device: str) -> dict[str, Any]:
     """Machine, versions and date: what a number needs beside it."""
-    packages = ("fl2fast", "torch", "numpy", "nvidia-dali-cuda130")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device_name(device) if device.startswith("cuda") else "cpu",
@@ -21,7 +22,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: v for name in packages if (v := version(name)) is not None},
+        "versions": {name: v for name in PACKAGES if (v := version(name)) is not None},
     }
 
 

@@ -23,13 +23,21 @@ from fl2fast.plot import draw_curves
 from fl2fast.simulate import RoundReport
 
 
-def claim_folder(out: Path) -> Path:
-    """Make `out`, which must be new or empty."""
+def check_folder(out: Path) -> None:
+    """Refuse a folder that is in use, before any work is done for it."""
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(
                 f"{str(out)!r} exists and is not an empty folder: choose another --out or remove it"
             )
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(out)!r}: {error.strerror}") from error
+
+
+def claim_folder(out: Path) -> Path:
+    """Make `out`, which must be new or empty."""
+    check_folder(out)
+    try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass

@@ -66,11 +66,6 @@ def words(seed: Place, purpose: str, *place: Place, num: int) -> np.ndarray:
     return made.reshape(*made.shape[:-2], 4 * len(blocks))[..., :num].view(np.int64)
 
 
-def uniform(seed: Place, purpose: str, *place: Place, num: int) -> np.ndarray:
-    """Like `words`, as float64 in [0, 1)."""
-    return words(seed, purpose, *place, num=num) * 2.0**-32
-
-
 def shuffle_keys(seed: Place, purpose: str, *place: Place) -> np.ndarray:
     """A non-negative int64 for every place; sorting by it is a uniform shuffle."""
     high, low = np.moveaxis(words(seed, purpose, *place, num=2), -1, 0)

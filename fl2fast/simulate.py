@@ -58,25 +58,26 @@ def build_world(
     if ".py:" in e.model:
         check_lowering(module, e.lowering, train_images.shape[1:])
     device, shape = torch.device(e.device), train_images.shape[1:]
+    like = torch.zeros((), dtype=e.torch_dtype, device=device)
+    mean, std = (_per_channel(values, channels, like) for values in (e.mean, e.std))
     if e.augment == "auto":
         verdict = choose(shape, block_rows(e), device)
         say(f"augment auto: {verdict}")
         e = replace(e, augment=verdict.choice)
-    like = torch.zeros((), dtype=e.torch_dtype, device=device)
     return World(
         experiment=e,
-        images=torch.from_numpy(train_images).to(device),
+        images=torch.tensor(train_images, device=device),  # a copy: the file may go away
         truth=torch.from_numpy(arrays.train_labels).to(device),
         truth_host=arrays.train_labels,
-        test_images=torch.from_numpy(test_images).to(device),
+        test_images=torch.tensor(test_images, device=device),
         test_labels=torch.from_numpy(arrays.test_labels).to(device),
         num_classes=num_classes,
         splits=splits,
         network=Network.of(module.to(like), e.lowering, like),
         method=e.make_method(),
         augment=make_augment(e.augment, flip=e.flip, crop=e.crop, shape=shape, device=device),
-        mean=_per_channel(e.mean, channels, like),
-        std=_per_channel(e.std, channels, like),
+        mean=mean,
+        std=std,
     )
 
 

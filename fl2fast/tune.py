@@ -10,13 +10,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from fl2fast.cache import cache_dir
-from fl2fast.machine import device_name, version
+from fl2fast.errors import UsageError
+from fl2fast.machine import PACKAGES, device_name, version
 
 REPEATS = 5
 
@@ -60,25 +62,27 @@ def fastest(
     path = cache_dir() / "tuned" / f"{what}-{name}.json"
     seconds = _recall(path, candidates)
     if seconds is None:
-        calls = {name: make() for name, make in candidates.items()}
+        calls = {}
+        for name, make in candidates.items():
+            with suppress(UsageError):  # it cannot be used here
+                calls[name] = make()
         seconds = interleave(calls, REPEATS, device)
         _keep(path, {"key": key, "seconds": seconds})
     return Verdict(min(seconds, key=seconds.__getitem__), seconds)
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    packages = ("fl2fast", "torch", "nvidia-dali-cuda130")
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
-        "versions": {package: version(package) for package in packages},
+        "versions": {package: version(package) for package in PACKAGES},
     }
 
 
 def _recall(path: Path, candidates: Mapping[str, object]) -> dict[str, float] | None:
     try:
         seconds = json.loads(path.read_text())["seconds"]
-        return {name: float(seconds[name]) for name in candidates}
+        return {name: float(seconds[name]) for name in candidates if name in seconds} or None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not there, or not whole: measure
 

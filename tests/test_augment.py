@@ -3,8 +3,6 @@
 The truth is benchmarks/pil.py: plain per-image code on PIL and numpy that reads the same draws.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -16,15 +14,6 @@ from fl2fast.data.views import GEOMETRIC, OPS, ViewDraws, draw_views, single_op
 
 SHAPES = ((3, 32, 32), (1, 32, 32), (3, 28, 21), (1, 9, 40), (3, 8, 8))  # C, H, W
 LAST = 1 - 2.0**-32  # the highest uniform that can be drawn
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The tensors are small: on a busy machine a second thread only waits for the first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def draws_of(n: int, seed: int = 3) -> ViewDraws:

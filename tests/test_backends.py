@@ -1,6 +1,7 @@
 """The choice of a backend changes time, never a result."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,9 @@ def test_without_dali_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_block_is_made_of_whole_waves() -> None:
     made = fl2fast.experiment(cohort=10, seeds=3, batch_size=32)
     assert block_rows(made) == 2880  # the fewest waves of 960 that reach 2,048
-    assert block_rows(fl2fast.experiment(clients=200, cohort=100, batch_size=32)) == 3200
+    many = fl2fast.experiment(clients=200, cohort=100, batch_size=32)
+    assert block_rows(many) == 3200
+    assert block_rows(replace(many, chunk=3)) == 2112
 
 
 def test_a_side_stream_changes_no_item() -> None:

@@ -243,7 +243,7 @@ def test_data_show_draws_two_pictures(grey_folder: Path, tmp_path: Path, capsys)
     assert call("data", "show", "nope") == 2
 
 
-def test_data_list_says_what_is_here(grey_folder: Path, tmp_path: Path, capsys) -> None:
+def test_data_list_says_what_is_here(tmp_path: Path, capsys) -> None:
     (tmp_path / "svhn").mkdir()
     assert call("data", "list", "--data-dir", tmp_path) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}

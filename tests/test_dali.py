@@ -189,6 +189,16 @@ def test_without_dali_the_user_is_told_what_to_do(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_dali
+def test_a_dali_that_does_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("CUDA driver\nis too old")
+
+    monkeypatch.setattr(dali._Pipelines, "_run", fail)
+    with pytest.raises(UsageError, match=r"does not run here \(is too old\): use --augment torch"):
+        dali.make_augment(flip=True, crop=CROP_PAD, shape=CIFAR, device=CPU)
+
+
+@needs_dali
 def test_large_images_are_refused() -> None:
     shape = (3, 32, dali.LARGEST_SIDE + 1)
     with pytest.raises(UsageError, match="at most 108 pixels a side, not 109: use --augment torch"):

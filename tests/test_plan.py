@@ -2,17 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 
 from fl2fast.data.plan import make_waves, shuffled_batches
 
 DRAWS = np.random.Generator(np.random.Philox(2))
 KEEP = np.arange(70) < np.array([[70], [33], [32], [5], [0], [64]])
 SURE = KEEP & (DRAWS.random(KEEP.shape) < np.array([[0.5], [1], [0], [0.5], [1], [0.1]]))
-SEEDS, CLIENTS = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([3, 5, 8, 3, 4, 9])
+SEEDS, CLIENTS = np.array([0, 0, 0, 1, 1, 1]), np.array([3, 5, 8, 3, 4, 9])
 
 
-def steps_of(keep: np.ndarray, seeds: torch.Tensor, clients: torch.Tensor, epochs: int = 2):
+def steps_of(keep: np.ndarray, seeds: np.ndarray, clients: np.ndarray, epochs: int = 2):
     return shuffled_batches(
         keep, seeds, clients, purpose="client shuffle", round=4, epochs=epochs, batch_size=16
     )

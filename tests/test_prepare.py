@@ -32,6 +32,7 @@ NAMES = list(published.PUBLISHED)
 @pytest.fixture(autouse=True)
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FL2FAST_OFFLINE")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 @pytest.fixture
@@ -154,43 +155,63 @@ def start_get(served: Served, files: Path, data_dir: Path) -> subprocess.Popen:
     )
 
 
-def test_two_at_once_download_once(
+@pytest.fixture
+def half_way(
     files: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serve(files) as served:
-        arrays = publish("svhn", files, served.url, monkeypatch)
-        served.hold["test_32x32.mat"] = threading.Event()
-        served.half_sent["test_32x32.mat"] = threading.Event()
-        first = start_get(served, files, data_dir)
-        assert served.half_sent["test_32x32.mat"].wait(60)
-        second = start_get(served, files, data_dir)
-        assert second.stderr is not None
-        assert "waiting" in second.stderr.readline()
-        served.hold["test_32x32.mat"].set()
-        for process in (first, second):
-            out, err = process.communicate(timeout=60)
-            assert process.returncode == 0, err
-            assert f"svhn is in {data_dir / 'svhn'}" in out
-        assert served.asked == {"train_32x32.mat": 1, "test_32x32.mat": 1}
-        assert_prepared(data_dir / "svhn", arrays)
-
-
-def test_a_killed_download_is_taken_up_by_the_next(
-    files: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[tuple[Served, Arrays, subprocess.Popen]]:
+    """A server and a process that has got the first file of svhn and half of the second."""
     with serve(files) as served:
         arrays = publish("svhn", files, served.url, monkeypatch)
         served.hold["test_32x32.mat"] = threading.Event()
         served.half_sent["test_32x32.mat"] = threading.Event()
         process = start_get(served, files, data_dir)
-        assert served.half_sent["test_32x32.mat"].wait(60)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL
-        assert [path.name for path in data_dir.iterdir()] == [".svhn.partial"]
-        served.hold["test_32x32.mat"].set()
-        assert_prepared(get("svhn", data_dir), arrays)
-        assert served.asked == {"train_32x32.mat": 1, "test_32x32.mat": 2}
+        try:
+            assert served.half_sent["test_32x32.mat"].wait(60)
+            yield served, arrays, process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_two_at_once_download_once(half_way, files: Path, data_dir: Path) -> None:
+    served, arrays, first = half_way
+    second = start_get(served, files, data_dir)
+    assert second.stderr is not None
+    assert "waiting" in second.stderr.readline()
+    served.hold["test_32x32.mat"].set()
+    for process in (first, second):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert f"svhn is in {data_dir / 'svhn'}" in out
+    assert served.asked == {"train_32x32.mat": 1, "test_32x32.mat": 1}
+    assert_prepared(data_dir / "svhn", arrays)
+
+
+def test_a_killed_download_is_taken_up_by_the_next(half_way, data_dir: Path) -> None:
+    served, arrays, process = half_way
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert [path.name for path in data_dir.iterdir()] == [".svhn.partial"]
+    served.hold["test_32x32.mat"].set()
+    assert_prepared(get("svhn", data_dir), arrays)
+    assert served.asked == {"train_32x32.mat": 1, "test_32x32.mat": 2}
+
+
+def test_an_import_after_a_killed_download(half_way, files: Path, data_dir: Path) -> None:
+    _, arrays, process = half_way
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert_prepared(import_files("svhn", files, data_dir), arrays)
+
+
+def test_an_interrupted_download_leaves_nothing(half_way, data_dir: Path) -> None:
+    _, _, process = half_way
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("fl2fast: interrupted\n")
+    assert not data_dir.exists()
 
 
 @contextmanager
@@ -214,7 +235,7 @@ def test_a_full_disk_is_said_and_cleared(
 ) -> None:
     with serve(files) as served, tmpfs(tmp_path / "disk", size) as disk:
         publish("svhn", files, served.url, monkeypatch)
-        with pytest.raises(UsageError, match=r"no space left in .*disk.* MB; make room"):
+        with pytest.raises(UsageError, match=r"no space left in .*disk.* about 551 MB; make room"):
             get("svhn", disk)
         assert list(disk.iterdir()) == []
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
@@ -254,6 +275,27 @@ def test_import_takes_one_file_of_a_folder(
     assert_prepared(import_files("cifar10", files / "cifar-10-python.tar.gz", data_dir), arrays)
 
 
+def test_import_prefers_the_file_that_was_named(
+    files: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = publish("cifar10", files, "http://127.0.0.1:9", monkeypatch)
+    (files / "a").mkdir()
+    (files / "a" / "cifar-10-python.tar.gz").write_bytes(b"another")
+    for path in (files / "cifar-10-python.tar.gz", files):
+        assert_prepared(import_files("cifar10", path, data_dir), arrays)
+        shutil.rmtree(data_dir)
+
+
+def test_a_dataset_of_other_images_is_refused(
+    files: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("cifar10", files, "http://127.0.0.1:9", monkeypatch)
+    entry = published.PUBLISHED["cifar10"]._replace(checksum="0" * 64)
+    monkeypatch.setitem(published.PUBLISHED, "cifar10", entry)
+    with pytest.raises(UsageError, match=r"files' hold other images: expected SHA-256 0+, found"):
+        import_files("cifar10", files, data_dir)
+
+
 def test_import_takes_arrays(files: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = small_arrays("svhn")
     write_folder(arrays, files)
@@ -281,7 +323,7 @@ def test_import_refuses_what_is_not_the_dataset(
     monkeypatch.setitem(published.PUBLISHED, "svhn", entry._replace(checksum="0" * 64))
     with pytest.raises(UsageError, match=r"are not svhn: expected SHA-256 0+, found \w{64}"):
         import_files("svhn", files, data_dir)
-    monkeypatch.setitem(published.PUBLISHED, "svhn", entry._replace(train=59))
-    with pytest.raises(UsageError, match="--dataset"):
+    monkeypatch.setitem(published.PUBLISHED, "svhn", entry._replace(checksum=None))
+    with pytest.raises(UsageError, match="checksum is not known: import train_32x32"):
         import_files("svhn", files, data_dir)
     assert not data_dir.exists()

@@ -45,7 +45,7 @@ def test_purposes_seeds_and_places_give_other_words() -> None:
 
 
 def test_uniform_is_uniform() -> None:
-    values = rng.uniform(5, "client view", 1, np.arange(20_000), num=3)
+    values = rng.words(5, "client view", 1, np.arange(20_000), num=3) * 2.0**-32
     assert values.min() >= 0
     assert values.max() < 1
     assert abs(float(values.mean()) - 0.5) < 0.005

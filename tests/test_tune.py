@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fl2fast.errors import UsageError
 from fl2fast.tune import Verdict, fastest, interleave
 
 CPU = torch.device("cpu")
@@ -57,7 +58,7 @@ def test_other_shapes_are_timed_anew(own_cache: Path) -> None:
     assert len(list(own_cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"seconds": {"slow": 1}}', '{"seconds": 3}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"seconds": {}}', '{"seconds": 3}'])
 def test_a_broken_entry_is_timed_anew(text: str, own_cache: Path) -> None:
     ways = Candidates()
     fastest("test", ways.make(), CPU)
@@ -66,6 +67,13 @@ def test_a_broken_entry_is_timed_anew(text: str, own_cache: Path) -> None:
     assert fastest("test", ways.make(), CPU).choice == "quick"
     assert ways.calls["slow"] == 12
     assert json.loads(path.read_text())["seconds"]["slow"] > 0.02
+
+
+def test_what_cannot_be_used_is_not_chosen() -> None:
+    def absent() -> Callable[[], None]:
+        raise UsageError("not on this machine")
+
+    assert fastest("test", {"absent": absent} | Candidates().make(), CPU).choice == "quick"
 
 
 def test_an_unwritable_cache_only_costs_time(tmp_path: Path) -> None:

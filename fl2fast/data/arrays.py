@@ -85,7 +85,7 @@ def read_folder(folder: Path) -> Arrays:
 
 
 def _read(path: Path) -> np.ndarray:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(
             f"{path} is missing: a dataset folder holds {{train,test}}_{{images,labels}}.npy"
         )

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from fl2fast.data import augment, dali
-from fl2fast.data.views import CROP_PAD, Augment, draw_views
+from fl2fast.data.views import CROP_PAD, Augment, Shape, draw_views
 from fl2fast.tune import Verdict, fastest
 
 BACKENDS = ("torch", "dali")
-Shape = tuple[int, int, int]  # C, H, W
 
 
 def make_augment(

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from fl2fast.data import views
-from fl2fast.data.views import GEOMETRIC, OPS, OPS_PER_VIEW, Augment, ViewDraws
+from fl2fast.data.views import GEOMETRIC, OPS, OPS_PER_VIEW, Augment, Shape, ViewDraws
 from fl2fast.errors import UsageError
 
 LARGEST_SIDE = 108  # above, float32 does not hold every coordinate: see `_float_maps`
 PIXELS_PER_RUN = 1 << 21  # bounds the memory of Equalize: 800 bytes for each pixel it takes
 IMAGES_PER_SAMPLE = 64  # on the CPU, where a sample is the work of one thread
-Shape = tuple[int, int, int]  # C, H, W
 
 # Modules of DALI, loaded with the first backend: importing them takes most of a second.
 pipeline: Any
@@ -52,12 +51,20 @@ def make_augment(*, flip: bool, crop: float, shape: Shape, device: torch.device)
         raise UsageError(f"augmentation backend 'dali' {limit}: use --augment torch")
     global pipeline, fn, math, types
     names = (f"nvidia.dali.{name}" for name in ("pipeline", "fn", "math", "types"))
-    pipeline, fn, math, types = map(import_module, names)
-    return _Pipelines(flip, crop, shape, device)
+    try:
+        pipeline, fn, math, types = map(import_module, names)
+        made = _Pipelines(flip, crop, shape, device)
+        blank = torch.zeros(1, *shape, dtype=torch.uint8, device=device)
+        made(blank, views.single_op("Identity", np.zeros(1)), "strong")  # builds and proves it
+    except (ImportError, OSError, RuntimeError) as error:  # a driver or library that does not fit
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        fails = f"does not run here ({reason[0]})"
+        raise UsageError(f"augmentation backend 'dali' {fails}: use --augment torch") from error
+    return made
 
 
 class _Pipelines:
-    """The two pipelines, each built when first needed."""
+    """The two pipelines, each built when it first runs."""
 
     def __init__(self, flip: bool, crop: float, shape: Shape, device: torch.device) -> None:
         self._flip, self._crop, self._shape, self._device = flip, crop, shape, device

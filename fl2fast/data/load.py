@@ -50,7 +50,7 @@ def load(name: str, data_dir: Path, train_size: int, test_size: int, data_seed: 
 
 def check_dataset(name: str) -> None:
     """Refuse a name that is neither a known dataset nor a folder."""
-    if name not in SETTINGS and not Path(name).is_dir():
+    if name not in SETTINGS and not os.path.isdir(name):
         raise UsageError(
             f"unknown dataset {name!r}: choose {', '.join(SETTINGS)}, or give an existing folder "
             "that holds {train,test}_{images,labels}.npy"

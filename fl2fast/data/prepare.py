@@ -13,9 +13,10 @@ import os
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
+from typing import IO
 
 from fl2fast.data.arrays import FILES, Arrays, read_folder, write_folder
 from fl2fast.data.published import PUBLISHED, OfficialFile, official_files
@@ -23,8 +24,6 @@ from fl2fast.errors import UsageError
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
-FULL = (errno.ENOSPC, errno.EDQUOT)
-DISK_ERRORS = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 Progress = Callable[[str, int, int | None], object]  # what happens, bytes done, bytes in all
 
@@ -33,20 +32,24 @@ def silent(title: str, done: int, total: int | None) -> None:
     return
 
 
+class Unreachable(Exception):
+    """The network failed, not the disk."""
+
+
 def get(name: str, data_dir: Path, progress: Progress = silent) -> Path:
     """The folder of a published dataset, which is downloaded and prepared if it is not there."""
     folder = data_dir / name
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
     with _sole_scratch(folder, progress) as scratch:
-        if not folder.is_dir():  # else another process made it while this one waited
+        if not os.path.isdir(folder):  # else another process made it while this one waited
             packaged = PUBLISHED[name].packaged
-            if packaged is not None and packaged.is_dir():
-                arrays = _read(name, packaged, progress)
+            if packaged is not None and os.path.isdir(packaged):
+                arrays = _read(name, packaged, packaged, progress)
             else:
                 for file in official_files(name):
                     _download(name, file, scratch, data_dir, progress)
-                arrays = _read(name, scratch, progress)
+                arrays = _read(name, scratch, data_dir, progress)
             _publish(arrays, scratch, folder, progress)
     return folder
 
@@ -58,30 +61,44 @@ def import_files(name: str, path: Path, data_dir: Path, progress: Progress = sil
             f"unknown dataset {name!r}: choose {', '.join(PUBLISHED)}; arrays of your own need no "
             "import: --dataset FOLDER"
         )
-    folder = data_dir / name
-    if folder.is_dir():
-        raise UsageError(f"{name} is already in {str(folder)!r}: remove that folder to import anew")
-    if not path.exists():
+    folder, files = data_dir / name, official_files(name)
+    _refuse_second(folder)
+    if not os.path.exists(path):
         raise UsageError(f"{str(path)!r} does not exist: give a folder with {_wanted(name)}")
-    source = path if path.is_dir() else path.parent
-    found = {
-        file.name: next(iter(sorted(source.rglob(file.name))), None)
-        for file in official_files(name)
-    }
+    found = [_find(file.name, path) for file in files]
     with _sole_scratch(folder, progress) as scratch:
-        if None not in found.values():
-            for file in official_files(name):
-                original = found[file.name]
+        _refuse_second(folder)  # another process may have been first
+        if None not in found:
+            for file, original in zip(files, found, strict=True):
                 assert original is not None
-                _check(original, file, progress)
+                if (md5 := _md5(original, progress)) != file.md5:
+                    raise UsageError(
+                        f"{str(original)!r} is corrupt: expected MD5 {file.md5}, found {md5}; get "
+                        "it again"
+                    )
+                (scratch / file.name).unlink(missing_ok=True)  # of a killed download
                 (scratch / file.name).symlink_to(original.resolve())
-            arrays = _read(name, scratch, progress)
-        elif all((source / file).is_file() for file in FILES):
-            arrays = _judged(name, read_folder(source), source)
+            arrays = _read(name, scratch, path, progress)
+        elif all(os.path.isfile(path / file) for file in FILES):
+            arrays = _known_arrays(name, path)
         else:
             raise UsageError(f"{str(path)!r} does not hold {name}: it needs {_wanted(name)}")
         _publish(arrays, scratch, folder, progress)
     return folder
+
+
+def _refuse_second(folder: Path) -> None:
+    if os.path.isdir(folder):
+        raise UsageError(
+            f"{folder.name} is already in {str(folder)!r}: remove that folder to import anew"
+        )
+
+
+def _find(name: str, path: Path) -> Path | None:
+    """An official file below a folder, the shallowest one; or beside a file that was named."""
+    if not path.is_dir():
+        return path.parent / name if os.path.isfile(path.parent / name) else None
+    return min(path.rglob(name), key=lambda file: (len(file.parts), file), default=None)
 
 
 def _wanted(name: str) -> str:
@@ -95,49 +112,58 @@ def _publish(arrays: Arrays, scratch: Path, folder: Path, progress: Progress) ->
     (scratch / "arrays").rename(folder)
 
 
-def _read(name: str, source: Path, progress: Progress) -> Arrays:
+def _read(name: str, files: Path, origin: Path, progress: Progress) -> Arrays:
+    """Arrays of the official files in a folder; a sentence about them names their origin."""
     progress(f"reading {name}", 0, None)
+    entry = PUBLISHED[name]
     try:
-        arrays = PUBLISHED[name].read(source)
+        arrays = entry.read(files)
     except MemoryError:
         raise
     except Exception as error:  # a broken archive fails in as many ways as there are formats
         raise UsageError(
-            f"the files of {name} in {str(source)!r} cannot be read ({error}): get them again"
+            f"the files of {name} in {str(origin)!r} cannot be read ({error}): get them again"
         ) from error
-    return _judged(name, arrays, source)
-
-
-def _judged(name: str, arrays: Arrays, source: Path) -> Arrays:
-    """Arrays that go by a published name must be that dataset."""
-    entry = PUBLISHED[name]
-    shapes = ((entry.train, *entry.shape), (entry.test, *entry.shape))
-    found = (arrays.train_images.shape, arrays.test_images.shape)
-    if found != shapes or arrays.num_classes != entry.classes:
-        raise UsageError(
-            f"{str(source)!r} holds images of shapes {found} in {arrays.num_classes} classes, but "
-            f"{name} has {shapes} in {entry.classes}: use it as --dataset {str(source)!r} instead"
-        )
     if entry.checksum is not None and (checksum := arrays.checksum()) != entry.checksum:
         raise UsageError(
-            f"the arrays in {str(source)!r} are not {name}: expected SHA-256 {entry.checksum}, "
-            f"found {checksum}; use them as --dataset {str(source)!r} instead"
+            f"the files of {name} in {str(origin)!r} hold other images: expected SHA-256 "
+            f"{entry.checksum}, found {checksum}; get them again"
         )
     return arrays
 
 
-def _check(path: Path, file: OfficialFile, progress: Progress) -> None:
-    found, done, total = hashlib.md5(usedforsecurity=False), 0, path.stat().st_size
-    with path.open("rb") as content:
-        while chunk := content.read(CHUNK):
-            found.update(chunk)
-            done += len(chunk)
-            progress(f"checking {file.name}", done, total)
-    if found.hexdigest() != file.md5:
+def _known_arrays(name: str, folder: Path) -> Arrays:
+    """Arrays that go by a published name must be that dataset."""
+    expected = PUBLISHED[name].checksum
+    instead = f"use them as --dataset {str(folder)!r}"
+    if expected is None:
         raise UsageError(
-            f"{str(path)!r} is corrupt: expected MD5 {file.md5}, found {found.hexdigest()}; get it "
-            "again"
+            f"arrays cannot be imported as {name}, whose checksum is not known: import "
+            f"{official_files(name)[0].name}, or {instead}"
         )
+    arrays = read_folder(folder)
+    if (checksum := arrays.checksum()) != expected:
+        raise UsageError(
+            f"the arrays in {str(folder)!r} are not {name}: expected SHA-256 {expected}, found "
+            f"{checksum}; {instead}"
+        )
+    return arrays
+
+
+def _md5(path: Path, progress: Progress) -> str:
+    found, done = hashlib.md5(usedforsecurity=False), 0
+    try:
+        total = path.stat().st_size
+        with path.open("rb") as content:
+            while chunk := content.read(CHUNK):
+                found.update(chunk)
+                done += len(chunk)
+                progress(f"checking {path.name.removesuffix('.part')}", done, total)
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r} cannot be read ({error.strerror}): get it again"
+        ) from error
+    return found.hexdigest()
 
 
 def _download(
@@ -151,14 +177,13 @@ def _download(
     for url in () if os.environ.get("FL2FAST_OFFLINE") else file.urls:
         try:
             _fetch(url, partial, lambda done, total: progress(f"getting {file.name}", done, total))
-        except (OSError, HTTPException) as error:
-            if getattr(error, "errno", None) in DISK_ERRORS:
-                raise
-            reason = f"{url}: {getattr(error, 'reason', None) or error or type(error).__name__}"
+        except Unreachable as error:
+            reason = f"{url}: {error}"
             continue
-        _check(partial, file, progress)
-        partial.rename(target)
-        return
+        if (md5 := _md5(partial, progress)) == file.md5:
+            partial.rename(target)
+            return
+        reason = f"{url} is corrupt: expected MD5 {file.md5}, found {md5}"
     raise UsageError(
         f"dataset {name!r} is not in {str(data_dir)!r} and cannot be downloaded ({reason}): get "
         f"{' and '.join(f.name for f in official_files(name))} by other means and run `fl2fast "
@@ -169,25 +194,42 @@ def _download(
 
 def _fetch(url: str, target: Path, progress: Callable[[int, int | None], object]) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "fl2fast"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, target.open("wb") as file:
+    with _network():
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+    with answer, target.open("wb") as file:
         total = answer.length
-        while chunk := answer.read(CHUNK):
+        while chunk := _receive(answer):
             file.write(chunk)
             progress(file.tell(), total)
         if total is not None and file.tell() != total:
-            raise ConnectionError(f"broke off after {file.tell():,} of {total:,} bytes")
+            raise Unreachable(f"broke off after {file.tell():,} of {total:,} bytes")
+
+
+def _receive(answer: IO[bytes]) -> bytes:
+    with _network():
+        return answer.read(CHUNK)
+
+
+@contextmanager
+def _network() -> Iterator[None]:
+    """Errors of the network; those of the disk bear the same type."""
+    try:
+        yield
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Unreachable(str(reason) or type(error).__name__) from error
 
 
 @contextmanager
 def _sole_scratch(folder: Path, progress: Progress) -> Iterator[Path]:
     """The scratch folder of a target, held by this process alone and gone afterwards."""
     path = folder.with_name(f".{folder.name}.partial")
-    new_parents = [parent for parent in path.parents if not parent.exists()]
     try:
+        new_parents = [parent for parent in path.parents if not os.path.exists(parent)]
         handle = _hold(path, lambda: progress(f"waiting for {path}, which is in use", 0, None))
         try:
             for leftover in path.iterdir():
-                if leftover.is_dir():
+                if leftover.is_dir() and not leftover.is_symlink():
                     shutil.rmtree(leftover)
                 elif leftover.suffix == ".part" or leftover.is_symlink():
                     leftover.unlink()
@@ -196,35 +238,35 @@ def _sole_scratch(folder: Path, progress: Progress) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
             os.close(handle)
             for parent in new_parents:
-                if not any(parent.iterdir()):
+                with suppress(OSError):  # it holds something, or somebody else removed it
                     parent.rmdir()
     except OSError as error:
-        if error.errno in FULL:
-            size = PUBLISHED[folder.name].megabytes
+        where = str(folder.parent)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = (
-                f"no space left in {str(folder.parent)!r}: downloading and preparing {folder.name} "
-                f"takes about {size + _array_megabytes(folder.name)} MB; make room or choose "
-                "another --data-dir"
+                f"no space left in {where!r}: preparing {folder.name} takes about "
+                f"{_megabytes(folder.name)} MB; make room or choose another --data-dir"
             )
         else:
             message = (
-                f"cannot write to {str(folder.parent)!r} ({error.strerror or error}): choose "
-                "another --data-dir"
+                f"cannot write to {where!r} ({error.strerror or error}): choose another --data-dir"
             )
         raise UsageError(message) from error
 
 
-def _array_megabytes(name: str) -> int:
+def _megabytes(name: str) -> int:
+    """Official files and arrays together."""
     entry = PUBLISHED[name]
     channels, height, width = entry.shape
-    return (entry.train + entry.test) * (channels * height * width + 8) // 1_000_000
+    arrays = (entry.train + entry.test) * (channels * height * width + 8)
+    return entry.megabytes + arrays // 1_000_000
 
 
 def _hold(path: Path, wait: Callable[[], object]) -> int:
     """Make the folder and lock it; returns the open handle that holds the lock."""
     while True:
-        path.mkdir(parents=True, exist_ok=True)
         try:
+            path.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDONLY)
         except FileNotFoundError:  # its last holder has just removed it
             continue
@@ -233,6 +275,7 @@ def _hold(path: Path, wait: Callable[[], object]) -> int:
         except BlockingIOError:
             wait()
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if path.is_dir() and os.path.samestat(os.fstat(handle), path.stat()):
-            return handle
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
         os.close(handle)

@@ -48,6 +48,9 @@ GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 _LOW, _HIGH = np.array(list(OP_RANGES.values()), dtype=np.float64).T
 
 
+Shape = tuple[int, int, int]  # C, H, W
+
+
 class ViewDraws(NamedTuple):
     """What one view of each of N images draws; the same for every image size."""
 

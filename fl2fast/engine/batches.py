@@ -1,6 +1,7 @@
 """From a plan to batches on the device: gather, augment and normalise, some waves at a time.
 
-Shapes: L lanes, M rows of a client, G lanes of one wave, B rows of a batch.
+Shapes: L lanes, M rows of a client, G lanes of one wave, B rows of a batch, R rows of a block,
+C, H, W of an image.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,9 @@ class Block(NamedTuple):
 
 def block_rows(experiment: Experiment) -> int:
     """Views that one call makes in the client phase: whole waves."""
-    wave = experiment.seeds * experiment.cohort * experiment.batch_size
+    e = experiment
+    lanes = e.seeds * e.cohort
+    wave = min(e.chunk or lanes, lanes) * e.batch_size
     return -(-AUGMENT_ROWS // wave) * wave
 
 

@@ -1,6 +1,7 @@
 """Pseudo-labels of a cohort, from the global models on one weak view of every row.
 
-Shapes: S seeds, K cohort, L = S*K lanes, M rows of a client, Y classes.
+Shapes: S seeds, K cohort, L = S*K lanes, M rows of a client, R rows that are
+predicted at once, Y classes.
 """
 
 import numpy as np

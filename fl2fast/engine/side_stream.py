@@ -1,6 +1,7 @@
 """Prepare what a step needs beside the step that runs."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ def on_side_stream(items: Iterator[Item], device: torch.device) -> Iterator[Item
     if device.type != "cuda":
         yield from items
         return
-    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    main, side = torch.cuda.current_stream(device), _side_stream(device)
     side.wait_stream(main)  # what the items read may still be on its way
     while True:
         with torch.cuda.stream(side):
@@ -30,3 +31,9 @@ def on_side_stream(items: Iterator[Item], device: torch.device) -> Iterator[Item
             if isinstance(leaf, torch.Tensor):
                 leaf.record_stream(main)  # its memory is the main stream's to free
         yield item
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all: freed memory is only used again on the stream that had it."""
+    return torch.cuda.Stream(device)
