@@ -20,4 +20,9 @@ def write_record(name: str, rows: list[dict[str, Any]], **about: Any) -> Path:
 
 
 def latest_record(name: str) -> dict[str, Any]:
-    return json.loads(max(RECORDS.glob(f"*_{name}.json")).read_text())
+    return all_records(name)[-1]
+
+
+def all_records(name: str) -> list[dict[str, Any]]:
+    """Records of a name, by date."""
+    return [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"*_{name}.json"))]
