@@ -254,6 +254,11 @@ def test_a_read_only_folder_is_used_or_refused(
             get("cifar10", disk)
 
 
+def test_a_place_where_no_folder_can_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot write to '/proc/nowhere'"):
+        get("svhn", Path("/proc/nowhere"))
+
+
 # --- Import ---------------------------------------------------------------------------------------
 
 

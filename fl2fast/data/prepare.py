@@ -24,6 +24,7 @@ from fl2fast.errors import UsageError
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
+ATTEMPTS = 100
 
 Progress = Callable[[str, int, int | None], object]  # what happens, bytes done, bytes in all
 
@@ -265,17 +266,21 @@ def _megabytes(name: str) -> int:
 def _hold(path: Path, wait: Callable[[], object]) -> int:
     """Make the folder and lock it; returns the open handle that holds the lock."""
     while True:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # its last holder has just removed it
-            continue
+        handle = _open_folder(path)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             wait()
             fcntl.flock(handle, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # its last holder has removed it
             if os.path.samestat(os.fstat(handle), path.stat()):
                 return handle
         os.close(handle)
+
+
+def _open_folder(path: Path) -> int:
+    for _ in range(ATTEMPTS):  # somebody may remove it between the two calls, but not every time
+        with suppress(FileNotFoundError):
+            path.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDONLY)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
