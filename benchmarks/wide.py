@@ -43,13 +43,13 @@ def main(lowering: str, chunk: int) -> None:
     waves = make_waves(steps, sure_LB.numpy(), batch_size=BATCH, chunk=chunk)
     client = METHODS["flfl"](rho=1.0).client
     assert client is not None
-    before = params_LP.clone()
+    before, lr = params_LP.clone(), torch.tensor(0.03)
     started = time.perf_counter()
     for wave in waves:
         lane_L = torch.from_numpy(wave.lane_G)
         own = (view_LBCHW[lane_L], y_LB[lane_L], None, keep_LB[lane_L], sure_LB[lane_L])
         batch = Batch(lane_L, *own, wave.sureness)
-        local_step(network, client.grads, SGD(0.03), params_LP, buffer_LP, batch)
+        local_step(network, client.grads, SGD(), lr, params_LP, buffer_LP, batch)
     seconds = time.perf_counter() - started
     moved = (params_LP - before).norm(dim=1).tolist()
     row = {

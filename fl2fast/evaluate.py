@@ -3,32 +3,35 @@
 import math
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl2fast.data.augment import normalise
-from fl2fast.engine.label import INFER_ROWS
+from fl2fast.engine.label import infer_rows
 from fl2fast.engine.round import LabelReport
 from fl2fast.engine.world import ServerState, World
+from fl2fast.models.network import Network
 
 
 @torch.no_grad()
 def evaluate(world: World, state: ServerState) -> list[tuple[float, float | None]]:
     """(accuracy in percent, mean cross-entropy) of every seed's global model on the test set."""
-    results = []
-    for params_P, stats in zip(state.params_SP, state.stats_S, strict=True):
-        correct = torch.zeros((), dtype=torch.int64, device=world.device)
-        loss = torch.zeros((), dtype=torch.float64, device=world.device)
-        batches = zip(
-            world.test_images.split(INFER_ROWS), world.test_labels.split(INFER_ROWS), strict=True
-        )
-        for images, y in batches:
-            x = normalise(images, world.mean, world.std)
-            logits = world.network.infer(params_P, stats, x)
-            correct += (logits.argmax(-1) == y).sum()
-            loss += cross_entropy(logits, y, reduction="sum")
-        num = len(world.test_labels)
-        results.append((100.0 * int(correct) / num, _finite(float(loss) / num)))
-    return results
+    num, step = len(world.test_labels), infer_rows(world.device)
+
+    def test(network: Network, part: tuple[int, int]) -> Tensor:
+        """Correct answers and summed cross-entropy."""
+        s, start = part
+        images, y = (t[start : start + step] for t in (world.test_images, world.test_labels))
+        x = normalise(images, world.mean, world.std)
+        logits = network.infer(state.params_SP[s], state.stats_S[s], x)
+        correct = (logits.argmax(-1) == y).sum()
+        loss = cross_entropy(logits, y, reduction="sum")
+        return torch.stack((correct.double(), loss.double()))
+
+    seeds = range(len(state.stats_S))
+    parts = [(s, start) for s in seeds for start in range(0, num, step)]
+    sums = torch.stack(world.clients.map(test, parts)).unflatten(0, (len(seeds), -1)).sum(1)
+    return [(100.0 * correct / num, _finite(loss / num)) for correct, loss in sums.tolist()]
 
 
 def _finite(value: float) -> float | None:

@@ -49,7 +49,8 @@ class Experiment:
     seeds: int = 1
     device: str = "cpu"
     dtype: str = "float32"
-    lowering: str = "grouped"
+    lowering: str = "auto"  # of the clients' training; auto: the fastest here
+    server_lowering: str = "auto"  # auto: as `lowering`, or the fastest if that is auto
     augment: str = "auto"  # torch or dali, which make the same views; auto: the faster one
     chunk: int = 0  # lanes that train at once; 0: all of them
     eval_every: int = 1
@@ -130,7 +131,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
     "schedule": ("cosine", "constant"),
     "dtype": tuple(DTYPES),
-    "lowering": tuple(LOWERINGS),
+    "lowering": ("auto", *LOWERINGS),
+    "server_lowering": ("auto", *LOWERINGS),
     "augment": ("auto", *BACKENDS),
     "constants": ("flfl", "semifl"),
     "client_momentum": ("persist", "fresh"),
@@ -151,7 +153,7 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "cohort": (1, None),
     "rounds": (1, None),
     "epochs": (1, None),
-    "server_epochs": (1, None),
+    "server_epochs": (0, None),
     "batch_size": (1, None),
     "server_batch_size": (1, None),
     "pretrain": (0, None),

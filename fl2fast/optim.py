@@ -6,15 +6,16 @@ from torch import Tensor
 
 
 class SGD(NamedTuple):
-    """lr, momentum and decay as torch.optim.SGD means them; a zero buffer is a first step."""
+    """As torch.optim.SGD means them; a zero buffer is a first step."""
 
-    lr: float
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 5e-4
     clip: float = 1.0  # per-lane gradient norm; 0 switches clipping off
 
-    def step(self, params_LP: Tensor, buffer_LP: Tensor, grad_LP: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, params_LP: Tensor, buffer_LP: Tensor, grad_LP: Tensor, lr: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
         """Clip, decay, accumulate, move: the updated (params_LP, buffer_LP)."""
         if self.clip:
             norm_L1 = grad_LP.norm(dim=-1, keepdim=True)
@@ -22,4 +23,4 @@ class SGD(NamedTuple):
         grad_LP = grad_LP + self.weight_decay * params_LP
         buffer_LP = self.momentum * buffer_LP + grad_LP
         direction_LP = grad_LP + self.momentum * buffer_LP if self.nesterov else buffer_LP
-        return params_LP - self.lr * direction_LP, buffer_LP
+        return params_LP - lr * direction_LP, buffer_LP

@@ -12,7 +12,9 @@ from fl2fast.clock import Clock
 from fl2fast.data.backends import choose, make_augment
 from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.partition import split_rows
+from fl2fast.engine.auto import choose_lowering
 from fl2fast.engine.batches import block_rows
+from fl2fast.engine.cores import Cores
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
 from fl2fast.errors import UsageError
@@ -55,11 +57,11 @@ def build_world(
     train_images = fit_images(arrays.train_images, channels)
     test_images = fit_images(arrays.test_images, channels)
     check_module(module, e.model, train_images.shape[1:], num_classes)
-    if ".py:" in e.model:
-        check_lowering(module, e.lowering, train_images.shape[1:])
     device, shape = torch.device(e.device), train_images.shape[1:]
     like = torch.zeros((), dtype=e.torch_dtype, device=device)
     mean, std = (_per_channel(values, channels, like) for values in (e.mean, e.std))
+    module = module.to(like)
+    e = _with_lowerings(e, module, like, shape, say)
     if e.augment == "auto":
         verdict = choose(shape, block_rows(e), device)
         say(f"augment auto: {verdict}")
@@ -73,12 +75,47 @@ def build_world(
         test_labels=torch.from_numpy(arrays.test_labels).to(device),
         num_classes=num_classes,
         splits=splits,
-        network=Network.of(module.to(like), e.lowering, like),
+        clients=Cores(Network.of(module, e.lowering, like), e.chunk),
+        server=Cores(Network.of(module, e.server_lowering, like), e.chunk),
         method=e.make_method(),
         augment=make_augment(e.augment, flip=e.flip, crop=e.crop, shape=shape, device=device),
         mean=mean,
         std=std,
     )
+
+
+def _with_lowerings(
+    experiment: Experiment,
+    module: torch.nn.Module,
+    like: torch.Tensor,
+    shape: tuple[int, ...],
+    say: Callable[[str], object],
+) -> Experiment:
+    """Every `auto` resolved by time; a named lowering is checked on a user's own module."""
+    e, method = experiment, experiment.make_method()
+    if e.lowering != "auto" and ".py:" in e.model:
+        check_lowering(module, e.lowering, shape)
+    own = e.lowering if e.server_lowering == "auto" else e.server_lowering
+    e = replace(e, server_lowering=own)
+    lanes = min(e.chunk or e.seeds * e.cohort, e.seeds * e.cohort)
+    phases = {
+        "lowering": (method.client and method.client.grads, lanes, e.batch_size),
+        "server_lowering": (method.server_grads, e.seeds, e.server_batch_size),
+    }
+    for field, (grads, num_lanes, batch) in phases.items():
+        if getattr(e, field) == "auto":
+            verdict = choose_lowering(
+                module,
+                grads or method.server_grads,
+                like,
+                name=e.model,
+                lanes=num_lanes,
+                batch=batch,
+                image_shape=shape,
+            )
+            say(f"{field.replace('_', ' ')} auto: {verdict}")
+            e = replace(e, **{field: verdict.choice})
+    return e
 
 
 def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn.Module:

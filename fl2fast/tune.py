@@ -21,6 +21,9 @@ from fl2fast.errors import UsageError
 from fl2fast.machine import PACKAGES, device_name, version
 
 REPEATS = 5
+BUDGET = 15.0  # seconds after which no candidate is called again
+HOPELESS = 2.0  # a candidate that is so many times slower than the best is not called again;
+FIRST = 2.0  # on its first call, which may set something up, so many times more
 
 
 class Verdict(NamedTuple):
@@ -40,14 +43,50 @@ def interleave(
     """Median seconds of each call; they take turns, after one untimed call each."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        for name, value in _turn(calls, device).items():
             if repeat:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(value)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def race(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, budget: float = BUDGET
+) -> dict[str, float]:
+    """Median seconds of each call, taking turns; the hopeless drop out with what they took.
+
+    First calls count only to tell the hopeless.
+    """
+    started = time.perf_counter()
+    seconds = _turn(calls, device)
+    left = _in_the_race(calls, seconds, FIRST * HOPELESS)
+    timed: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(REPEATS):
+        if repeat and (time.perf_counter() - started > budget or len(left) == 1):
+            break
+        for name, value in _turn(left, device).items():
+            timed[name].append(value)
+            seconds[name] = statistics.median(timed[name])
+        left = _in_the_race(left, seconds, HOPELESS)
+    return seconds
+
+
+def _in_the_race(
+    calls: Mapping[str, Callable[[], object]], seconds: Mapping[str, float], times: float
+) -> dict[str, Callable[[], object]]:
+    best = min(seconds[name] for name in calls)
+    return {name: call for name, call in calls.items() if seconds[name] <= times * best}
+
+
+def _turn(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+    return {name: seconds_of(call, device) for name, call in calls.items()}
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def fastest(
@@ -66,7 +105,7 @@ def fastest(
         for name, make in candidates.items():
             with suppress(UsageError):  # it cannot be used here
                 calls[name] = make()
-        seconds = interleave(calls, REPEATS, device)
+        seconds = race(calls, device)
         _keep(path, {"key": key, "seconds": seconds})
     return Verdict(min(seconds, key=seconds.__getitem__), seconds)
 

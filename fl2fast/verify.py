@@ -6,6 +6,7 @@ trace; every weight, label and statistic is the engine's own.
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl2fast.data.plan import LaneBatch, Wave, make_waves
+from fl2fast.data.plan import LaneBatch, Wave, make_streams
+from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.local import train_lanes
-from fl2fast.engine.server import aggregate, aggregation_weights, recalibrate
+from fl2fast.engine.server import aggregate, aggregation_weights, mean_moments
 from fl2fast.errors import UsageError
 from fl2fast.experiment import DTYPES
 from fl2fast.methods import METHODS
@@ -167,14 +169,14 @@ class _Replay:
         self.trace, self.dtype, self.num_clients = trace, dtype, get("clients")
         module = WideResNet(get("depth"), get("widen"), get("classes"))
         self.net = Network.of(module, lowering, torch.zeros((), dtype=dtype))
+        self.cores = Cores(self.net)
         method = METHODS["flfl"](
             rho=get("rho"), eta=get("eta"), sure=get("tau_f"), w_a=get("w_a"), w_cs=get("w_cs")
         )
         assert method.client is not None
         self.client, self.server_grads = method.client, method.server_grads
-        self.sgd = SGD(
-            get("lr"), get("momentum"), get("nesterov"), get("weight_decay"), get("clip")
-        )
+        self.sgd = SGD(get("momentum"), get("nesterov"), get("weight_decay"), get("clip"))
+        self.lr = get("lr")
         self.batch_size, self.decay = get("batch"), get("aggregate_momentum")
 
     def tensor(self, array: np.ndarray) -> Tensor:
@@ -207,12 +209,13 @@ class _Replay:
         yield from self._compare_tree("aggregate_momentum1", buffer_SP[0])
 
         global1_SP, server_SP = train_lanes(
-            self.net,
+            self.cores,
             self.server_grads,
             self.sgd,
+            self.lr,
             params_SP,
             self.row("server_momentum0"),
-            self._server_batches(),
+            [Stream(0, self._server_batches())],
         )
         yield from self._compare_tree("global1", global1_SP[0])
         yield from self._compare_tree("server_momentum1", server_SP[0])
@@ -224,7 +227,8 @@ class _Replay:
     def _statistics(self, params_P: Tensor) -> Stats:
         num = self.trace.count("sbn_batch{}")
         batches = (self.tensor(self.trace[f"sbn_batch{i}"]) for i in range(max(num, 1)))
-        return recalibrate(self.net, params_P, batches)
+        with torch.no_grad():
+            return mean_moments([(self.net.moments(params_P, x), 1) for x in batches])
 
     def _label(self, params_P: Tensor, stats: Stats) -> tuple[PseudoLabels, list[Tensor]]:
         weak = [self.tensor(self.trace[f"client{c}/weak"]) for c in range(self.num_clients)]
@@ -274,13 +278,14 @@ class _Replay:
         y = labels.y_LM[lane[:, None], position]
         return Batch(lane, views, y, row, keep, sure, wave.sureness)
 
-    def _waves(self, steps: list[list[LaneBatch]], labels: PseudoLabels) -> list[Wave]:
+    def _streams(self, steps: list[list[LaneBatch]], labels: PseudoLabels) -> list[list[Wave]]:
         assert labels.sure_LM is not None
-        return make_waves(steps, labels.sure_LM.numpy(), batch_size=self.batch_size)
+        sure_LM = labels.sure_LM.numpy()
+        return make_streams(steps, sure_LM, batch_size=self.batch_size, alone=self.net.alone)
 
     def _first_grads(self, params_SP: Tensor, labels: PseudoLabels) -> Iterator[Triple]:
         first = [own[:1] for own in self._steps()]
-        for wave in self._waves(first, labels):
+        for wave in chain.from_iterable(self._streams(first, labels)):
             batch = self._batch(wave, labels)
             grad_LP = self.client.grads(self.net, params_SP.repeat(len(wave.lane_G), 1), batch)
             for c, grad_P in zip(wave.lane_G, grad_LP, strict=True):
@@ -289,12 +294,16 @@ class _Replay:
     def _train_clients(self, params_SP: Tensor, labels: PseudoLabels) -> tuple[Tensor, Tensor]:
         buffers = [self.row(f"client{c}/momentum0") for c in range(self.num_clients)]
         return train_lanes(
-            self.net,
+            self.cores,
             self.client.grads,
             self.sgd,
+            self.lr,
             params_SP.repeat(self.num_clients, 1),
             torch.cat(buffers),
-            (self._batch(wave, labels) for wave in self._waves(self._steps(), labels)),
+            [
+                Stream(len(waves), (self._batch(wave, labels) for wave in waves))
+                for waves in self._streams(self._steps(), labels)
+            ],
         )
 
     def _server_batches(self) -> Iterator[Batch]:

@@ -1,7 +1,5 @@
 """Parts of the engine on their own: no host sync in a step, and what a finished lane keeps."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -9,11 +7,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fl2fast
 from fl2fast.data.plan import select
+from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.local import local_step, train_lanes
 from fl2fast.engine.server import aggregation_weights
 from fl2fast.engine.world import ClientStore
 from fl2fast.methods import flfl
 from fl2fast.methods.method import Batch
+from fl2fast.methods.parts import ce_grads
 from fl2fast.models import find_model
 from fl2fast.models.network import Network
 from fl2fast.optim import SGD
@@ -35,7 +35,7 @@ def batch_of(sureness: str, masked: bool, lanes: torch.Tensor) -> Batch:
     )
 
 
-@pytest.mark.parametrize("lowering", ["loop", "vmap", "grouped"])
+@pytest.mark.parametrize("lowering", ["loop", "vmap", "grouped", "cores"])
 @pytest.mark.parametrize("sureness", ["none", "some", "all"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_step_never_reads_a_value(lowering: str, sureness: str, masked: bool) -> None:
@@ -47,7 +47,8 @@ def test_a_step_never_reads_a_value(lowering: str, sureness: str, masked: bool) 
         lanes = mode.from_tensor(torch.tensor([0, 3, 4]))
         params = torch.zeros(5, network.layout.width)
         batch = batch_of(sureness, masked, lanes)
-        local_step(network, client.grads, SGD(0.1), params, params.clone(), batch)
+        rate = torch.zeros(())
+        local_step(network, client.grads, SGD(), rate, params, params.clone(), batch)
 
 
 def test_lanes_outside_a_batch_stay_untouched() -> None:
@@ -59,7 +60,7 @@ def test_lanes_outside_a_batch_stay_untouched() -> None:
     buffer = torch.randn(5, network.layout.width, generator=draws)
     batch = batch_of("some", True, torch.tensor([0, 3]))
     moved, moved_buffer = train_lanes(
-        network, client.grads, SGD(0.1), params, buffer, [batch, batch]
+        Cores(network), client.grads, SGD(), 0.1, params, buffer, [Stream(2, iter([batch, batch]))]
     )
     for lane in range(5):
         still = lane not in (0, 3)
@@ -106,9 +107,9 @@ def test_the_schedule_is_stepped_once_a_round() -> None:
 
 def test_empty_clients_vote_with_the_broadcast_weights() -> None:
     """A lane without a step returns what it was given (released code; never happens under CAT)."""
-    network = SimpleNamespace()
+    cores = Cores(Network.of(find_model("cnn")(10), "loop", torch.zeros(())))
     params = torch.ones(2, 3)
-    moved, _ = train_lanes(network, None, SGD(0.1), params, params, [])  # type: ignore[arg-type]
+    moved, _ = train_lanes(cores, ce_grads, SGD(), 0.1, params, params, [])
     assert torch.equal(moved, params)
 
 

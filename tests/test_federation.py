@@ -60,12 +60,20 @@ def truth(run: Run) -> list[RoundReport]:
 
 @pytest.fixture(scope="module")
 def grouped(run: Run) -> list[RoundReport]:
-    return run()
+    return run(lowering="grouped")
 
 
 @pytest.mark.parametrize(
     ("lowering", "chunk"),
-    [("loop", 0), ("vmap", 0), ("vmap", 3), ("grouped", 0), ("grouped", 3), ("grouped", 1)],
+    [
+        ("loop", 0),
+        ("vmap", 0),
+        ("vmap", 3),
+        ("grouped", 0),
+        ("grouped", 3),
+        ("grouped", 1),
+        ("cores", 0),
+    ],
 )
 @pytest.mark.usefixtures("no_unkeyed_draws")
 def test_lowerings_and_chunks_agree(
@@ -93,7 +101,7 @@ def test_the_truth_is_ragged_and_learns(truth: list[RoundReport], small_digits: 
 @pytest.mark.parametrize("method", ["supervised", "fedavg"])
 def test_bounds_agree_under_every_lowering(run: Run, method: str) -> None:
     expected = run(method=method, lowering="loop", chunk=1, rounds=2)
-    for lowering in ("vmap", "grouped"):
+    for lowering in ("vmap", "grouped", "cores"):
         assert_same(run(method=method, lowering=lowering, rounds=2), expected)
 
 

@@ -61,7 +61,7 @@ def random_lanes(module: nn.Module, num_lanes: int) -> torch.Tensor:
     return torch.randn(num_lanes, layout.width, generator=draws, dtype=torch.float64) * 0.3
 
 
-@pytest.mark.parametrize("lowering", ["vmap", "grouped"])
+@pytest.mark.parametrize("lowering", ["vmap", "grouped", "cores"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("make", [Mixed, find_model("cnn"), find_model("wrn-10-1")])
 def test_lowerings_equal_loop(make, lowering: str, masked: bool) -> None:

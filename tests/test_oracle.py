@@ -14,17 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.local import train_lanes
-from fl2fast.engine.server import aggregate, aggregation_weights, recalibrate
+from fl2fast.engine.server import aggregate, aggregation_weights, mean_moments
 from fl2fast.methods import METHODS
 from fl2fast.methods.flfl import flfl
 from fl2fast.methods.method import Batch, GradFn, PseudoLabels
 from fl2fast.methods.parts import adaptive_threshold, ce_grads, sacr_grads
-from fl2fast.models.network import Network
+from fl2fast.models.network import Network, Stats
 from fl2fast.models.wrn import WideResNet
 from fl2fast.optim import SGD
 
-LOWERINGS = ("loop", "vmap", "grouped")
+LOWERINGS = ("loop", "vmap", "grouped", "cores")
 CLASSES, SIDE, RHO, ETA = 4, 8, 0.3, 0.02
 F64 = torch.zeros((), dtype=torch.float64)
 
@@ -318,7 +319,7 @@ def test_sgd(momentum: float, nesterov: bool, decay: float, clip: float, fresh: 
 
     size = torch.tensor([[0.1], [10.0]])
     params, buffer = draw(), torch.zeros(2, 7, dtype=torch.float64) if fresh else draw()
-    sgd = SGD(0.1, momentum, nesterov, decay, clip)
+    sgd = SGD(momentum, nesterov, decay, clip)
     leaves = [nn.Parameter(p.clone()) for p in params]
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
     optimisers = [torch.optim.SGD([leaf], lr=0.1, **options) for leaf in leaves]
@@ -327,7 +328,7 @@ def test_sgd(momentum: float, nesterov: bool, decay: float, clip: float, fresh: 
             optimiser.state[leaf]["momentum_buffer"] = own.clone()
     for _ in range(4):
         grad = size * draw()
-        params, buffer = sgd.step(params, buffer, grad)
+        params, buffer = sgd.step(params, buffer, grad, 0.1)
         for lane, (leaf, optimiser) in enumerate(zip(leaves, optimisers, strict=True)):
             leaf.grad = grad[lane].clone()
             if clip:
@@ -339,7 +340,7 @@ def test_sgd(momentum: float, nesterov: bool, decay: float, clip: float, fresh: 
 
 def test_a_zero_gradient_is_clipped_to_zero() -> None:
     params = torch.ones(1, 3)
-    moved, _ = SGD(0.1, weight_decay=0.0).step(params, torch.zeros(1, 3), torch.zeros(1, 3))
+    moved, _ = SGD(weight_decay=0.0).step(params, torch.zeros(1, 3), torch.zeros(1, 3), 0.1)
     assert torch.equal(moved, params)
 
 
@@ -357,12 +358,13 @@ def test_train_lanes_equals_clients_one_by_one(lowering: str) -> None:
         steps += zip(ids, lanes, strict=True)
     before = params.clone()
     found, buffer = train_lanes(
-        net,
+        Cores(net),
         sacr_grads(RHO, eta=ETA),
-        SGD(**config, clip=1.0),
+        SGD(0.9, True, 5e-4, clip=1.0),
+        0.05,
         params,
         torch.zeros_like(params),
-        batches,
+        [Stream(len(batches), iter(batches))],
     )
     assert torch.equal(params, before)
     optimisers = [oracle.make_sgd(model, config, None) for model in learners]
@@ -502,10 +504,15 @@ def sbn_batches() -> list[Tensor]:
     ]
 
 
+def recalibrate(net: Network, params_P: Tensor, *, per_sample: bool = False) -> Stats:
+    batches = sbn_batches()
+    return mean_moments([(net.moments(params_P, x), len(x) if per_sample else 1) for x in batches])
+
+
 def test_recalibrate_equals_cumulative_running_statistics() -> None:
     net, (model,) = network(), models(1)
     expected = oracle.recalibrate(model, sbn_batches())
-    stats = recalibrate(net, row_of(net, model), sbn_batches())
+    stats = recalibrate(net, row_of(net, model))
     for kind, flat in (("mean", stats.mean_Q), ("var", stats.var_Q)):
         for name, own in net.norms.split(flat).items():
             close(own, expected[f"{name}.{kind}"])
@@ -514,7 +521,7 @@ def test_recalibrate_equals_cumulative_running_statistics() -> None:
 def test_recalibrate_per_sample_weighs_batches_by_their_size() -> None:
     net, (model,), batches = network(), models(1), sbn_batches()
     single = [oracle.recalibrate(model, [x]) for x in batches]
-    stats = recalibrate(net, row_of(net, model), batches, per_sample=True)
+    stats = recalibrate(net, row_of(net, model), per_sample=True)
     weight = np.array([len(x) for x in batches]) / sum(len(x) for x in batches)
     for kind, flat in (("mean", stats.mean_Q), ("var", stats.var_Q)):
         for name, own in net.norms.split(flat).items():
@@ -525,7 +532,7 @@ def test_inference_equals_eval_mode() -> None:
     net, (model,), x = network(), models(1), Lane("11111", "00000", 7).x
     oracle.recalibrate(model, sbn_batches())
     params = row_of(net, model)
-    stats = recalibrate(net, params, sbn_batches())
+    stats = recalibrate(net, params)
     with torch.no_grad():
         close(net.infer(params, stats, x), model(x))
         close(net.infer(params, stats, x[:1]), model(x)[:1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl2fast.errors import UsageError
-from fl2fast.tune import Verdict, fastest, interleave
+from fl2fast.tune import REPEATS, Verdict, fastest, interleave, race
 
 CPU = torch.device("cpu")
 
@@ -41,9 +41,9 @@ def test_the_fastest_is_timed_once_and_recalled(own_cache: Path) -> None:
     ways = Candidates()
     verdict = fastest("test", ways.make(), CPU, rows=3)
     assert verdict.choice == "quick"
-    assert ways.calls == {"slow": 6, "quick": 6}
+    assert ways.calls == {"slow": 1, "quick": 2}
     assert fastest("test", ways.make(), CPU, rows=3) == verdict
-    assert ways.calls == {"slow": 6, "quick": 6}
+    assert ways.calls == {"slow": 1, "quick": 2}
     (path,) = own_cache.iterdir()
     key = json.loads(path.read_text())["key"]
     assert key["rows"] == 3
@@ -54,7 +54,7 @@ def test_other_shapes_are_timed_anew(own_cache: Path) -> None:
     ways = Candidates()
     for rows in (1, 2):
         fastest("test", ways.make(), CPU, rows=rows)
-    assert ways.calls["slow"] == 12
+    assert ways.calls["slow"] == 2
     assert len(list(own_cache.iterdir())) == 2
 
 
@@ -65,7 +65,7 @@ def test_a_broken_entry_is_timed_anew(text: str, own_cache: Path) -> None:
     (path,) = own_cache.iterdir()
     path.write_text(text)
     assert fastest("test", ways.make(), CPU).choice == "quick"
-    assert ways.calls["slow"] == 12
+    assert ways.calls["slow"] == 2
     assert json.loads(path.read_text())["seconds"]["slow"] > 0.02
 
 
@@ -90,3 +90,23 @@ def test_the_first_call_is_not_timed() -> None:
     pauses = iter([0.2, 0.0, 0.0, 0.0])
     seconds = interleave({"late": lambda: time.sleep(next(pauses))}, 3, CPU)
     assert seconds["late"] < 0.1
+
+
+def test_close_candidates_are_called_often_and_slow_ones_once() -> None:
+    calls: list[str] = []
+
+    def way(name: str, seconds: float) -> Callable[[], None]:
+        return lambda: (calls.append(name), time.sleep(seconds))[1]
+
+    ways = {"a": way("a", 0.02), "b": way("b", 0.022), "slow": way("slow", 0.2)}
+    seconds = race(ways, CPU)
+    assert calls.count("a") == calls.count("b") == 1 + REPEATS
+    assert calls.count("slow") == 1
+    assert seconds["slow"] > 5 * seconds["a"]
+
+
+def test_a_race_ends_with_its_budget() -> None:
+    calls: list[str] = []
+    ways = {name: (lambda n=name: (calls.append(n), time.sleep(0.02))[1]) for name in "ab"}
+    race(ways, CPU, budget=0.01)
+    assert len(calls) == 4  # the first calls and one that counts, of each

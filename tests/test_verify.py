@@ -15,7 +15,7 @@ from oracle import CONFIG, one_thread, record_round
 from fl2fast.errors import UsageError
 from fl2fast.verify import Trace, verify
 
-LOWERINGS = ("loop", "vmap", "grouped")
+LOWERINGS = ("loop", "vmap", "grouped", "cores")
 
 # Seeds are chosen for what `test_traces_cover_every_kind_of_batch` and `..._with_a_margin` ask.
 TRACES: dict[str, dict[str, Any]] = {

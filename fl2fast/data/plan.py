@@ -1,9 +1,13 @@
 """Who takes part, and which lanes take which step together.
 
 Lanes are independent, so only the order of a lane's own steps is fixed. A wave is a set of lanes
-whose next batches are of one kind (full or partial; no row sure, some, or all), so that full
-batches run the native batch norm, cheap steps stay cheap, a finished lane costs nothing, and a cap
-on the width of a wave bounds memory. All of this is decided on the host before any step runs.
+whose next batches are of one kind (how wide; no row sure, some, or all), so that full batches run
+the native batch norm, little is padded, cheap steps stay cheap, a finished lane costs nothing, and
+a cap on the lanes of a wave bounds memory. All of this is decided on the host before any step runs.
+
+Batches of like width go together: up to a quarter, a half, three quarters or all of a batch. With
+`steady` these are the widths and the number of lanes is one of two, for steps that are compiled or
+captured per shape; a wave is filled up with lanes that are in it already and compute the same.
 
 Shapes: S seeds, K cohort, L lanes, G lanes of one wave, M rows of a client, B rows of a batch.
 """
@@ -23,6 +27,14 @@ class LaneBatch(NamedTuple):
 
     epoch: int
     position_B: np.ndarray  # positions among the client's M rows
+
+
+class Kind(NamedTuple):
+    """What the batches of one wave have in common."""
+
+    width: int
+    full: bool  # every row is live
+    sureness: Sureness
 
 
 class Wave(NamedTuple):
@@ -73,45 +85,85 @@ def make_waves(
     *,
     batch_size: int,
     chunk: int = 0,
+    steady: bool = False,
 ) -> list[Wave]:
     """Greedily run the kind of step that most lanes are ready for; `chunk` caps a wave's lanes."""
-    cap = chunk or len(steps)
+    cap = min(chunk or len(steps), len(steps))
     kinds = [
         [_kind(batch, lane, sure_LM, batch_size) for batch in own] for lane, own in enumerate(steps)
     ]
     done = [0] * len(steps)
     waves = []
     while True:
-        ready: dict[tuple[bool, Sureness], list[int]] = defaultdict(list)
+        ready: dict[Kind, list[int]] = defaultdict(list)
         for lane, own in enumerate(kinds):
             if done[lane] < len(own):
                 ready[own[done[lane]]].append(lane)
         if not ready:
             return waves
-        (_, sureness), lanes = max(ready.items(), key=lambda group: (len(group[1]), group[0]))
+        kind, lanes = max(ready.items(), key=lambda group: (len(group[1]), group[0]))
         for cut in range(0, len(lanes), cap):
             members = lanes[cut : cut + cap]
-            waves.append(_wave(members, [steps[lane][done[lane]] for lane in members], sureness))
+            if steady:
+                members = np.resize(members, next(n for n in lane_counts(cap) if n >= len(members)))
+            batches = [steps[lane][done[lane]] for lane in members]
+            waves.append(_wave(members, batches, kind.sureness, kind if steady else None))
         for lane in lanes:
             done[lane] += 1
 
 
-def _kind(
-    batch: LaneBatch, lane: int, sure_LM: np.ndarray | None, batch_size: int
-) -> tuple[bool, Sureness]:
-    full = len(batch.position_B) == batch_size
+def make_streams(
+    steps: Sequence[Sequence[LaneBatch]],
+    sure_LM: np.ndarray | None,
+    *,
+    batch_size: int,
+    chunk: int = 0,
+    steady: bool = False,
+    alone: bool = False,
+) -> list[list[Wave]]:
+    """Waves in streams that do not depend on each other: one stream, or, `alone`, one a lane."""
+    if not alone:
+        return [make_waves(steps, sure_LM, batch_size=batch_size, chunk=chunk, steady=steady)]
+    return [
+        [_wave([lane], [batch], _sureness(batch, lane, sure_LM)) for batch in own]
+        for lane, own in enumerate(steps)
+        if own
+    ]
+
+
+def lane_counts(cap: int) -> list[int]:
+    """The numbers of lanes that steady waves may have: a quarter of the cap, or all of it."""
+    return sorted({-(-cap // 4), cap})
+
+
+def widths(batch_size: int) -> list[int]:
+    """The widths that waves may have."""
+    return sorted({-(-batch_size * quarter // 4) for quarter in (1, 2, 3, 4)})
+
+
+def _kind(batch: LaneBatch, lane: int, sure_LM: np.ndarray | None, batch_size: int) -> Kind:
+    size = len(batch.position_B)
+    width = next(width for width in widths(batch_size) if width >= size)
+    return Kind(width, size == batch_size, _sureness(batch, lane, sure_LM))
+
+
+def _sureness(batch: LaneBatch, lane: int, sure_LM: np.ndarray | None) -> Sureness:
     if sure_LM is None:
-        return full, "none"
+        return "none"
     sure = sure_LM[lane, batch.position_B]
-    return full, "all" if sure.all() else "some" if sure.any() else "none"
+    return "all" if sure.all() else "some" if sure.any() else "none"
 
 
-def _wave(lanes: list[int], batches: list[LaneBatch], sureness: Sureness) -> Wave:
+def _wave(
+    lanes: Sequence[int], batches: list[LaneBatch], sureness: Sureness, kind: Kind | None = None
+) -> Wave:
+    """The lanes' batches side by side, as wide as their kind is; None: as the widest of them."""
     sizes = np.array([len(batch.position_B) for batch in batches])
-    width = sizes.max()
+    width = kind.width if kind else sizes.max()
+    live = kind.full if kind else (sizes == width).all()
     position_GB = np.repeat([batch.position_B[:1] for batch in batches], width, axis=1)
     for own, batch in zip(position_GB, batches, strict=True):
         own[: len(batch.position_B)] = batch.position_B
-    row_GB = None if (sizes == width).all() else np.arange(width) < sizes[:, None]
+    row_GB = None if live else np.arange(width) < sizes[:, None]
     epoch_G = np.array([batch.epoch for batch in batches])
     return Wave(np.array(lanes), epoch_G, position_GB, row_GB, sureness)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl2fast.data.augment import normalise, ship
 from fl2fast.data.plan import Wave
 from fl2fast.data.views import draw_views
+from fl2fast.engine.cores import Stream
 from fl2fast.engine.side_stream import on_side_stream
 from fl2fast.engine.world import Lanes, World
 from fl2fast.experiment import Experiment
@@ -50,21 +51,25 @@ def block_rows(experiment: Experiment) -> int:
 
 def make_batches(
     world: World,
-    waves: Sequence[Wave],
+    streams: Sequence[Sequence[Wave]],
     lanes: Lanes,
     targets: Targets,
     *,
     view: str,
     purpose: str,
     round: int,
-) -> Iterator[Batch]:
-    """The batches of the waves, in order; views are drawn by (seed, round, client, epoch, row)."""
-    blocks = (
-        _make_block(world, some, lanes, view=view, purpose=purpose, round=round)
-        for some in _in_blocks(waves)
-    )
-    for block in on_side_stream(blocks, world.device):
-        yield from _batches_of(block, targets)
+) -> list[Stream[Batch]]:
+    """The batches of every stream's waves; views are drawn by (seed, round, client, epoch, row)."""
+
+    def batches(waves: Sequence[Wave]) -> Iterator[Batch]:
+        blocks = (
+            _make_block(world, some, lanes, view=view, purpose=purpose, round=round)
+            for some in _in_blocks(waves)
+        )
+        for block in on_side_stream(blocks, world.device):
+            yield from _batches_of(block, targets)
+
+    return [Stream(len(waves), batches(waves)) for waves in streams]
 
 
 def _make_block(

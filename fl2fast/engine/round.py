@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl2fast.data.plan import Wave, make_waves, select, shuffled_batches
+from fl2fast.data.plan import Wave, make_streams, select, shuffled_batches
 from fl2fast.engine.batches import Targets, make_batches
 from fl2fast.engine.label import pseudo_label
 from fl2fast.engine.local import make_sgd, train_lanes
@@ -91,9 +91,17 @@ def _client_phase(
             epochs=e.epochs,
             batch_size=e.batch_size,
         )
-        waves = make_waves(steps, report.sure_LM, batch_size=e.batch_size, chunk=e.chunk)
+        streams = make_streams(
+            steps,
+            report.sure_LM,
+            batch_size=e.batch_size,
+            chunk=e.chunk,
+            alone=world.network.alone,
+        )
     with phase("local_training"):
-        params_LP = _train_clients(world, client, state, store, ids_SK, lanes, labels, waves, round)
+        params_LP = _train_clients(
+            world, client, state, store, ids_SK, lanes, labels, streams, round
+        )
     with phase("aggregate"):
         weight_SK = client.weight(labels).to(params_LP.dtype).view(ids_SK.shape)
         params_SP, momentum_SP = aggregate(
@@ -115,7 +123,7 @@ def _train_clients(
     ids_SK: np.ndarray,
     lanes: Lanes,
     labels: PseudoLabels,
-    waves: list[Wave],
+    streams: list[list[Wave]],
     round: int,
 ) -> Tensor:
     """The cohort's models after local training: params_LP. Their momentum goes to the store."""
@@ -124,21 +132,26 @@ def _train_clients(
     keys = [(seed, int(c)) for seed, ids in zip(e.seed_list, ids_SK, strict=True) for c in ids]
     batches = make_batches(
         world,
-        waves,
+        streams,
         lanes,
         Targets(labels.y_LM, labels.keep_LM, labels.sure_LM),
         view=client.view,
         purpose="client view",
         round=round,
     )
-    sgd = make_sgd(e, e.learning_rate(round))
     persists = e.client_momentum == "persist"
     buffer_LP = store.take(keys, anchor_LP[0]) if persists else torch.zeros_like(anchor_LP)
     params_LP, buffer_LP = train_lanes(
-        world.network, client.grads, sgd, anchor_LP, buffer_LP, batches
+        world.clients,
+        client.grads,
+        make_sgd(e),
+        e.learning_rate(round),
+        anchor_LP,
+        buffer_LP,
+        batches,
     )
     if persists:
-        trained = sorted({int(lane) for wave in waves for lane in wave.lane_G})
+        trained = sorted({int(lane) for waves in streams for w in waves for lane in w.lane_G})
         store.put([keys[lane] for lane in trained], buffer_LP[trained])
     return params_LP
 

@@ -3,7 +3,7 @@
 Shapes: S seeds, K cohort, R labelled rows, P parameters, Q norm channels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl2fast import rng
 from fl2fast.data.augment import normalise
-from fl2fast.data.plan import make_waves, select, shuffled_batches
+from fl2fast.data.plan import make_streams, select, shuffled_batches
 from fl2fast.engine.batches import Targets, make_batches
 from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.world import Lanes, ServerState, World
@@ -54,52 +54,54 @@ def fine_tune(
         epochs=e.server_epochs,
         batch_size=e.server_batch_size,
     )
-    waves = make_waves(steps, None, batch_size=e.server_batch_size, chunk=e.chunk)
+    alone = world.server.network.alone
+    streams = make_streams(steps, None, batch_size=e.server_batch_size, chunk=e.chunk, alone=alone)
     targets = Targets(world.truth[lanes.row_LM], lanes.live_LM, None)
     params_SP, momentum_SP = train_lanes(
-        world.network,
+        world.server,
         world.method.server_grads,
-        make_sgd(e, lr),
+        make_sgd(e),
+        lr,
         state.params_SP,
         state.server_momentum_SP,
-        make_batches(world, waves, lanes, targets, view="weak", purpose="server view", round=round),
+        make_batches(
+            world, streams, lanes, targets, view="weak", purpose="server view", round=round
+        ),
     )
     return state._replace(params_SP=params_SP, server_momentum_SP=momentum_SP)
 
 
-@torch.no_grad()
-def recalibrate(
-    network: Network, params_P: Tensor, batches: Iterable[Tensor], *, per_sample: bool = False
-) -> Stats:
-    """sBN: the mean over batches of each batch's mean and unbiased variance."""
-    mean_Q, var_Q, total = 0.0, 0.0, 0
-    for x_BCHW in batches:
-        moments = network.moments(params_P, x_BCHW)
-        weight = len(x_BCHW) if per_sample else 1
-        mean_Q, var_Q = mean_Q + weight * moments.mean_Q, var_Q + weight * moments.var_Q
-        total += weight
-    assert isinstance(mean_Q, Tensor), "recalibration needs at least one batch"
-    assert isinstance(var_Q, Tensor)
+def mean_moments(seen: Sequence[tuple[Stats, int]]) -> Stats:
+    """sBN: the weighted mean over batches of each batch's mean and unbiased variance."""
+    total = sum(weight for _, weight in seen)
+    mean_Q = torch.stack([weight * stats.mean_Q for stats, weight in seen]).sum(0)
+    var_Q = torch.stack([weight * stats.var_Q for stats, weight in seen]).sum(0)
     return Stats(mean_Q / total, var_Q / total)
 
 
+@torch.no_grad()
 def recalibrate_all(world: World, state: ServerState, round: int) -> ServerState:
     """New statistics for every seed's global model, for the test now and the labels next round."""
     e = world.experiment
     cohorts = select(e.seed_list, e.clients, e.cohort, round + 1)
-    stats = []
-    for s in range(e.seeds):
-        rows = _recalibration_batches(world, s, cohorts[s], round)
-        batches = (clean_views(world, batch) for batch in rows)
-        per_sample = e.sbn_weight == "per_sample"
-        stats.append(recalibrate(world.network, state.params_SP[s], batches, per_sample=per_sample))
-    return state._replace(stats_S=tuple(stats))
+    plans = [_recalibration_batches(world, s, cohorts[s], round) for s in range(e.seeds)]
+
+    def moments(network: Network, batch: tuple[int, np.ndarray]) -> Stats:
+        s, rows = batch
+        return network.moments(state.params_SP[s], clean_views(world, rows))
+
+    seen: list[list[tuple[Stats, int]]] = [[] for _ in plans]
+    for part in (0, 1):  # labelled batches are small, the others large: one kind at a time
+        batches = [(s, rows) for s, plan in enumerate(plans) for rows in plan[part]]
+        for (s, rows), found in zip(batches, world.clients.map(moments, batches), strict=True):
+            seen[s].append((found, len(rows) if e.sbn_weight == "per_sample" else 1))
+    return state._replace(stats_S=tuple(map(mean_moments, seen)))
 
 
 def _recalibration_batches(
     world: World, s: int, cohort: np.ndarray, round: int
-) -> list[np.ndarray]:
-    """Labelled rows, then unlabelled ones: everybody's, or the next cohort's."""
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Batches of labelled rows, and of unlabelled ones: everybody's, or the next cohort's."""
     e, split = world.experiment, world.splits[s]
     unlabelled = split.unlabelled
     if e.sbn_data == "active":
@@ -109,14 +111,12 @@ def _recalibration_batches(
     if e.sbn_order == "shuffled":
         order = rng.generator(e.seed_list[s], "recalibration order", round)
         unlabelled = order.permutation(unlabelled)
-    return [
-        *np.split(
-            split.labelled, range(e.sbn_labelled_batch, len(split.labelled), e.sbn_labelled_batch)
-        ),
-        *np.split(
-            unlabelled, range(e.sbn_unlabelled_batch, len(unlabelled), e.sbn_unlabelled_batch)
-        ),
-    ]
+    sizes = (e.sbn_labelled_batch, e.sbn_unlabelled_batch)
+    labelled, unlabelled = (
+        np.split(rows, range(size, len(rows), size))
+        for rows, size in zip((split.labelled, unlabelled), sizes, strict=True)
+    )
+    return labelled, unlabelled
 
 
 def clean_views(world: World, rows: np.ndarray) -> Tensor:

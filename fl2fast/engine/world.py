@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl2fast.data.partition import Split
 from fl2fast.data.views import Augment
+from fl2fast.engine.cores import Cores
 from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Method
 from fl2fast.models.network import Network, Stats
@@ -29,7 +30,8 @@ class World:
     test_labels: Tensor
     num_classes: int
     splits: tuple[Split, ...]  # one per seed
-    network: Network
+    clients: Cores  # what runs the clients' networks, and every pass of the global models
+    server: Cores  # what runs the server's own training
     method: Method
     augment: Augment
     mean: Tensor
@@ -38,6 +40,10 @@ class World:
     @property
     def device(self) -> torch.device:
         return self.images.device
+
+    @property
+    def network(self) -> Network:
+        return self.clients.network
 
 
 class ServerState(NamedTuple):

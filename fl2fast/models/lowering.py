@@ -1,4 +1,4 @@
-"""Three ways to run L learners of one architecture at once; all compute the same function.
+"""Ways to run L learners of one architecture; all compute the same function.
 
 Shapes: L lanes, B rows, C channels, H x W pixels, Y classes, P parameters, F features.
 A lowering takes a plain module and returns apply(params_LP, x_LBCHW, buffers) -> logits_LBY, where
@@ -8,6 +8,8 @@ A lowering takes a plain module and returns apply(params_LP, x_LBCHW, buffers) -
   vmap     torch.func.vmap over learners: any module that vmap can trace
   grouped  activations stay [B, L*C, H, W] from input to output: a convolution becomes one grouped
            convolution, batch norm runs its native kernel over L*C channels
+  cores    one learner a thread, channels last (see engine.cores): a learner steps alone, so that
+           its activations stay in a core's cache and no batch is padded
 """
 
 from collections.abc import Callable, Mapping
@@ -35,6 +37,16 @@ def loop(module: nn.Module) -> Apply:
             own = {name: value[lane] for name, value in buffers.items()}
             lanes.append(functional_call(module, layout.split(params_LP[lane]) | own, (x_BCHW,)))
         return torch.stack(lanes)
+
+    return apply
+
+
+def cores(module: nn.Module) -> Apply:
+    plain = loop(module)
+
+    def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
+        x_BCHW = x_LBCHW.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        return plain(params_LP, x_BCHW.unflatten(0, x_LBCHW.shape[:2]), buffers)
 
     return apply
 
@@ -71,6 +83,7 @@ LOWERINGS: dict[str, Callable[[nn.Module], Apply]] = {
     "loop": loop,
     "vmap": vmap,
     "grouped": grouped,
+    "cores": cores,
 }
 
 

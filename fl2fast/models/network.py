@@ -4,6 +4,7 @@ Shapes: L lanes, B rows, C channels, H x W pixels, Y classes, P parameters, Q no
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,17 +29,35 @@ class Network:
     layout: Layout  # which of the P columns is which parameter
     norms: Layout  # which of the Q columns is which norm layer
     weights_P: Tensor  # 1 where a parameter is a weight, 0 where it is a bias
+    lowering: str
     apply: Apply
     module: nn.Module  # explicit norms, one learner
+    source: nn.Module  # as it was given
 
     @staticmethod
     def of(module: nn.Module, lowering: str, like: Tensor) -> "Network":
         """`like` gives dtype and device; the module's own parameter values are not used."""
         layout = Layout.of(dict(module.named_parameters()))
-        apply = LOWERINGS[lowering](module)
-        single = with_explicit_norms(module)
+        single = with_explicit_norms(deepcopy(module))
         norms = {name: m.weight for name, m in single.named_modules() if isinstance(m, Norm)}
-        return Network(layout, Layout.of(norms), layout.mask("weight", like), apply, single)
+        return Network(
+            layout,
+            Layout.of(norms),
+            layout.mask("weight", like),
+            lowering,
+            LOWERINGS[lowering](module),
+            single,
+            module,
+        )
+
+    def twin(self) -> "Network":
+        """The same network for another thread: a module serves one call at a time."""
+        return Network.of(self.source, self.lowering, self.weights_P)
+
+    @property
+    def alone(self) -> bool:
+        """Learners step one by one, each at its own pace; not in waves."""
+        return self.lowering == "cores"
 
     def forward(self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None) -> Tensor:
         """logits_LBY with batch statistics over the live rows (None: all are live)."""
