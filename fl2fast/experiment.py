@@ -16,6 +16,7 @@ from fl2fast.data.settings import CIFAR10, SETTINGS, Settings, pretrain_calls
 from fl2fast.errors import UsageError
 from fl2fast.methods import METHODS, Method
 from fl2fast.models import find_model
+from fl2fast.models.execution import PRECISIONS
 from fl2fast.models.lowering import LOWERINGS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -51,6 +52,10 @@ class Experiment:
     dtype: str = "float32"
     lowering: str = "auto"  # of the clients' training; auto: the fastest here
     server_lowering: str = "auto"  # auto: as `lowering`, or the fastest if that is auto
+    compile: str = "auto"  # the local step through torch.compile; auto: where it is faster
+    backward: str = "auto"  # two cotangents pulled back separate or shared; auto: the faster
+    kernels: str = "auto"  # none, or some of asam,sgd,norm,conv; auto: those that are faster
+    precision: str = "fp32"  # tf32 or bf16 change results, a little
     augment: str = "auto"  # torch or dali, which make the same views; auto: the faster one
     chunk: int = 0  # lanes that train at once; 0: all of them
     eval_every: int = 1
@@ -133,6 +138,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": tuple(DTYPES),
     "lowering": ("auto", *LOWERINGS),
     "server_lowering": ("auto", *LOWERINGS),
+    "compile": ("auto", "on", "off"),
+    "backward": ("auto", "separate", "shared"),
+    "precision": PRECISIONS,
     "augment": ("auto", *BACKENDS),
     "constants": ("flfl", "semifl"),
     "client_momentum": ("persist", "fresh"),

@@ -12,17 +12,17 @@ from fl2fast.clock import Clock
 from fl2fast.data.backends import choose, make_augment
 from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.partition import split_rows
-from fl2fast.engine.auto import choose_lowering
 from fl2fast.engine.batches import block_rows
 from fl2fast.engine.cores import Cores
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
 from fl2fast.errors import UsageError
 from fl2fast.evaluate import evaluate, label_figures
+from fl2fast.execute import choose_executions
 from fl2fast.experiment import Experiment, check
 from fl2fast.models import check_module, find_model, in_channels
-from fl2fast.models.lowering import check_lowering
 from fl2fast.models.network import Network
+from fl2fast.precision import set_precision
 
 
 class RoundReport(NamedTuple):
@@ -61,7 +61,7 @@ def build_world(
     like = torch.zeros((), dtype=e.torch_dtype, device=device)
     mean, std = (_per_channel(values, channels, like) for values in (e.mean, e.std))
     module = module.to(like)
-    e = _with_lowerings(e, module, like, shape, say)
+    e, clients, server = choose_executions(e, module, like, shape, say)
     if e.augment == "auto":
         verdict = choose(shape, block_rows(e), device)
         say(f"augment auto: {verdict}")
@@ -75,47 +75,13 @@ def build_world(
         test_labels=torch.from_numpy(arrays.test_labels).to(device),
         num_classes=num_classes,
         splits=splits,
-        clients=Cores(Network.of(module, e.lowering, like), e.chunk),
-        server=Cores(Network.of(module, e.server_lowering, like), e.chunk),
+        clients=Cores(Network.of(module, clients, like), e.chunk),
+        server=Cores(Network.of(module, server, like), e.chunk),
         method=e.make_method(),
         augment=make_augment(e.augment, flip=e.flip, crop=e.crop, shape=shape, device=device),
         mean=mean,
         std=std,
     )
-
-
-def _with_lowerings(
-    experiment: Experiment,
-    module: torch.nn.Module,
-    like: torch.Tensor,
-    shape: tuple[int, ...],
-    say: Callable[[str], object],
-) -> Experiment:
-    """Every `auto` resolved by time; a named lowering is checked on a user's own module."""
-    e, method = experiment, experiment.make_method()
-    if e.lowering != "auto" and ".py:" in e.model:
-        check_lowering(module, e.lowering, shape)
-    own = e.lowering if e.server_lowering == "auto" else e.server_lowering
-    e = replace(e, server_lowering=own)
-    lanes = min(e.chunk or e.seeds * e.cohort, e.seeds * e.cohort)
-    phases = {
-        "lowering": (method.client and method.client.grads, lanes, e.batch_size),
-        "server_lowering": (method.server_grads, e.seeds, e.server_batch_size),
-    }
-    for field, (grads, num_lanes, batch) in phases.items():
-        if getattr(e, field) == "auto":
-            verdict = choose_lowering(
-                module,
-                grads or method.server_grads,
-                like,
-                name=e.model,
-                lanes=num_lanes,
-                batch=batch,
-                image_shape=shape,
-            )
-            say(f"{field.replace('_', ' ')} auto: {verdict}")
-            e = replace(e, **{field: verdict.choice})
-    return e
 
 
 def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn.Module:
@@ -161,6 +127,7 @@ def simulate(world: World) -> Iterator[RoundReport]:
 
     Round 1's seconds include the warm-up, as phase `pretrain` and one more `recalibrate`.
     """
+    set_precision(world.experiment.precision)
     e, store, clock = world.experiment, ClientStore(), Clock(world.device)
     state = warm_up(world, initial_state(world), clock.phase)
     for round in range(1, e.rounds + 1):

@@ -281,7 +281,9 @@ class _Replay:
     def _streams(self, steps: list[list[LaneBatch]], labels: PseudoLabels) -> list[list[Wave]]:
         assert labels.sure_LM is not None
         sure_LM = labels.sure_LM.numpy()
-        return make_streams(steps, sure_LM, batch_size=self.batch_size, alone=self.net.alone)
+        return make_streams(
+            steps, sure_LM, batch_size=self.batch_size, alone=self.net.execution.alone
+        )
 
     def _first_grads(self, params_SP: Tensor, labels: PseudoLabels) -> Iterator[Triple]:
         first = [own[:1] for own in self._steps()]

@@ -39,7 +39,7 @@ def test_every_stream_keeps_its_order_and_every_item_its_turn(cores: Cores) -> N
         seen[item[0]].append(item[1])
 
     sizes = [3, 0, 9, 1, 12, 5, 5]
-    cores.fold(step, [Stream(n, ((s, i) for i in range(n))) for s, n in enumerate(sizes)])
+    cores.fold(step, [Stream(n, zip([s] * n, range(n), strict=True)) for s, n in enumerate(sizes)])
     assert [seen[s] for s in range(7)] == [list(range(n)) for n in sizes]
     assert len(threads) == len(networks) == 3
     assert torch.get_num_threads() == 3

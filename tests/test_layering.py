@@ -15,7 +15,7 @@ ALLOWED = {
         *("engine", "methods.method", "models", "data", "optim", "rng", "experiment"),
         *("kernels", "tune", "errors"),
     ),
-    "fl2fast/methods": ("methods", "models", "losses"),
+    "fl2fast/methods": ("methods", "models", "losses", "kernels"),
     "fl2fast/models": ("models", "kernels", "errors"),
     "fl2fast/data": ("data", "methods.method", "rng", "cache", "tune", "errors"),
     "kernels": ("kernels",),

@@ -1,10 +1,11 @@
-"""Which lowering is the fastest here, for a run's own step.
+"""Which execution is the fastest here, for a run's own step.
 
 Shapes: L lanes, B rows, P parameters, C, H, W of an image.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,32 +13,84 @@ from torch import Tensor, nn
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.local import train_lanes
 from fl2fast.methods.method import Batch, GradFn
+from fl2fast.models.execution import KERNELS, Execution
 from fl2fast.models.lowering import LOWERINGS, check_lowering
 from fl2fast.models.network import Network
 from fl2fast.optim import SGD
 from fl2fast.tune import Verdict, fastest
 
 
+class Trial(NamedTuple):
+    """The step that is timed: all lanes, full batches, half of the rows sure."""
+
+    module: nn.Module
+    grads: GradFn
+    like: Tensor
+    model: str
+    lanes: int
+    batch: int
+    image_shape: tuple[int, ...]
+
+    def race(self, what: str, candidates: Mapping[str, Execution]) -> Verdict:
+        def timed(execution: Execution) -> Callable[[], object]:
+            check_lowering(self.module, execution.lowering, self.image_shape)
+            cores = Cores(Network.of(self.module, execution, self.like))
+
+            def step() -> Tensor:
+                return one_step(cores, self.grads, self.lanes, self.batch, self.image_shape)
+
+            step()  # compiles, if it is to
+            return step
+
+        return fastest(
+            what,
+            {name: partial(timed, execution) for name, execution in candidates.items()},
+            self.like.device,
+            executions={name: repr(execution) for name, execution in candidates.items()},
+            dtype=str(self.like.dtype),
+            model=self.model,
+            lanes=self.lanes,
+            batch=self.batch,
+            image=list(self.image_shape),
+        )
+
+
 def choose_lowering(
-    module: nn.Module,
-    grads: GradFn,
-    like: Tensor,
-    *,
-    name: str,
-    lanes: int,
-    batch: int,
-    image_shape: tuple[int, ...],
-) -> Verdict:
-    """Time one step of all lanes, half of whose rows are sure, under every lowering."""
+    trial: Trial, execution: Execution, title: str, say: Callable[[str], object]
+) -> Execution:
+    """The execution with the lowering that is fastest."""
+    names = [n for n in LOWERINGS if not (n == "cores" and execution.compiled)]
+    verdict = trial.race("lowering", {n: execution._replace(lowering=n) for n in names})
+    say(f"{title} auto: {verdict}")
+    return execution._replace(lowering=verdict.choice)
 
-    def timed(lowering: str) -> Callable[[], object]:
-        check_lowering(module, lowering, image_shape)
-        cores = Cores(Network.of(module, lowering, like))
-        return lambda: one_step(cores, grads, lanes, batch, image_shape)
 
-    candidates = {lowering: partial(timed, lowering) for lowering in LOWERINGS}
-    shapes = {"model": name, "lanes": lanes, "batch": batch, "image": list(image_shape)}
-    return fastest("lowering", candidates, like.device, dtype=str(like.dtype), **shapes)
+def choose_extras(
+    trial: Trial, execution: Execution, asked: Mapping[str, str], say: Callable[[str], object]
+) -> Execution:
+    """On a GPU, each thing that is left to `auto` and makes the step faster; on a CPU none.
+
+    There a compiled step is hardly faster and costs minutes, two cotangents at once are slower,
+    and the kernels are for GPUs.
+    """
+    if trial.like.device.type != "cuda":
+        return execution
+    extras: list[tuple[str, Callable[[Execution], Execution]]] = [
+        ("compile", lambda e: e._replace(compiled=True)),
+        ("backward", lambda e: e._replace(shared_backward=True)),
+        *(
+            ("kernels", lambda e, kernel=kernel: e._replace(kernels=e.kernels | {kernel}))
+            for kernel in KERNELS
+        ),
+    ]
+    for field, change in extras:
+        changed = change(execution)
+        if asked[field] == "auto" and not (changed.compiled and changed.alone):
+            verdict = trial.race(field, {"without": execution, "with": changed})
+            if verdict.choice == "with":
+                say(f"{field} auto: {verdict}")
+                execution = changed
+    return execution
 
 
 def one_step(
@@ -52,18 +105,17 @@ def one_step(
 
     def batch_of(num: int, first: int) -> Batch:
         shape = (num, batch)
-        every = torch.ones(shape, dtype=torch.bool, device=like.device)
         return Batch(
             lane_L=torch.arange(first, first + num, device=like.device),
             view_LBCHW=view_BCHW.view(1, batch, *image_shape).expand(num, -1, -1, -1, -1),
             y_LB=torch.zeros(shape, dtype=torch.int64, device=like.device),
             row_LB=None,
-            keep_LB=every,
+            keep_LB=torch.ones(shape, dtype=torch.bool, device=like.device),
             sure_LB=(torch.arange(batch, device=like.device) % 2 == 0).expand(shape),
             sureness="some",
         )
 
-    if cores.network.alone:
+    if cores.network.execution.alone:
         streams = [Stream(1, iter([batch_of(1, lane)])) for lane in range(lanes)]
     else:
         streams = [Stream(1, iter([batch_of(lanes, 0)]))]

@@ -96,7 +96,8 @@ def _client_phase(
             report.sure_LM,
             batch_size=e.batch_size,
             chunk=e.chunk,
-            alone=world.network.alone,
+            steady=world.network.execution.compiled,
+            alone=world.network.execution.alone,
         )
     with phase("local_training"):
         params_LP = _train_clients(

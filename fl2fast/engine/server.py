@@ -54,8 +54,15 @@ def fine_tune(
         epochs=e.server_epochs,
         batch_size=e.server_batch_size,
     )
-    alone = world.server.network.alone
-    streams = make_streams(steps, None, batch_size=e.server_batch_size, chunk=e.chunk, alone=alone)
+    execution = world.server.network.execution
+    streams = make_streams(
+        steps,
+        None,
+        batch_size=e.server_batch_size,
+        chunk=e.chunk,
+        steady=execution.compiled,
+        alone=execution.alone,
+    )
     targets = Targets(world.truth[lanes.row_LM], lanes.live_LM, None)
     params_SP, momentum_SP = train_lanes(
         world.server,

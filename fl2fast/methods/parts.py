@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fl2fast.kernels.asam import asam
 from fl2fast.losses import (
     cross_entropy_cotangent,
     divergence_cotangent,
@@ -78,6 +79,17 @@ def sam_perturbation(
 
 
 PERTURBATIONS = {"asam": asam_perturbation, "sam": sam_perturbation}
+
+
+def _perturbed(
+    net: Network, perturbation: str, params_LP: Tensor, grad_LP: Tensor, rho: float, eta: float
+) -> Tensor:
+    """W + eps."""
+    if perturbation == "asam" and "asam" in net.execution.kernels:
+        return asam(params_LP, grad_LP, net.weights_P, rho, eta)
+    return params_LP + PERTURBATIONS[perturbation](net, params_LP, grad_LP, rho, eta)
+
+
 DIVERGENCES = {"forward": divergence_cotangent, "reverse": reverse_divergence_cotangent}
 
 
@@ -99,7 +111,7 @@ def sacr_grads(
     2F + 3B a row; 2F + 2B where every row is sure, since then L_p = L_a; 1F + 1B where none is,
     since then eps = 0 and L_cs = 0.
     """
-    perturb, cotangent = PERTURBATIONS[perturbation], DIVERGENCES[divergence]
+    cotangent = DIVERGENCES[divergence]
 
     def grads(net: Network, params_LP: Tensor, batch: Batch) -> Tensor:
         view, row, y, sure_LB = batch.view_LBCHW, batch.row_LB, batch.y_LB, batch.sure_LB
@@ -107,15 +119,16 @@ def sacr_grads(
         kept_L = batch.keep_LB.sum(-1) if mean_over == "kept" else live_L
 
         logits_LBY, pull = net.pullback(params_LP, view, row)
-        grad_a = w_a * pull(cross_entropy_cotangent(logits_LBY, y, batch.keep_LB, kept_L))
+        all_rows = cross_entropy_cotangent(logits_LBY, y, batch.keep_LB, kept_L)
         if batch.sureness == "none":
-            return grad_a
+            return w_a * pull(all_rows)
         if batch.sureness == "all" and w_a > 0:
-            grad_p = grad_a  # same rows, same mean; eps does not see the factor w_a
+            grad_a = grad_p = w_a * pull(all_rows)  # eps does not see the factor w_a
         else:
-            grad_p = pull(cross_entropy_cotangent(logits_LBY, y, sure_LB, sure_LB.sum(-1)))
+            sure_rows = cross_entropy_cotangent(logits_LBY, y, sure_LB, sure_LB.sum(-1))
+            grad_a, grad_p = net.pull_each(pull, (w_a * all_rows, sure_rows))
 
-        moved_LP = params_LP + perturb(net, params_LP, grad_p, rho, eta)
+        moved_LP = _perturbed(net, perturbation, params_LP, grad_p, rho, eta)
         moved_LBY, pull_moved = net.pullback(moved_LP, view, row)
         rows_LB = sure_LB if consistency_rows == "sure" else batch.keep_LB
         return grad_a + w_cs * pull_moved(cotangent(logits_LBY, moved_LBY, rows_LB, live_L))

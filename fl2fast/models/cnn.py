@@ -15,6 +15,7 @@ class SmallCNN(nn.Module):
         self.bn2 = nn.BatchNorm2d(32)
         self.conv3 = nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(64)
+        self.grid = Grid(4)
         self.head = nn.Linear(64 * 4 * 4, num_classes)
         for conv in (self.conv1, self.conv2, self.conv3):
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
@@ -24,6 +25,17 @@ class SmallCNN(nn.Module):
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
         x = F.relu(self.bn3(self.conv3(x)))
-        if x.shape[-2:] != (4, 4):  # images of another side than 32
-            x = F.adaptive_avg_pool2d(x, 4)
-        return self.head(x.flatten(1))
+        return self.head(self.grid(x).flatten(1))
+
+
+class Grid(nn.Module):
+    """Averages images of any side down to `side`; costs nothing where they have it already."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2:] == (self.side, self.side):
+            return x
+        return F.adaptive_avg_pool2d(x, self.side)

@@ -12,7 +12,7 @@ A lowering takes a plain module and returns apply(params_LP, x_LBCHW, buffers) -
            its activations stay in a core's cache and no batch is padded
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 
 import torch
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl2fast.errors import UsageError
+from fl2fast.kernels.lane_conv import lane_conv
+from fl2fast.models.execution import Execution
+from fl2fast.models.fuse import with_fused_relus
 from fl2fast.models.layout import Layout
 from fl2fast.models.norm import Norm, with_explicit_norms
 
@@ -60,9 +63,9 @@ def vmap(module: nn.Module) -> Apply:
     return torch.func.vmap(one)
 
 
-def grouped(module: nn.Module) -> Apply:
+def grouped(module: nn.Module, kernels: Collection[str] = ()) -> Apply:
     module, layout = _single(module)
-    module = _with_grouped_layers(module)
+    module = _with_grouped_layers(module, kernels)
 
     def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
         num_lanes = x_LBCHW.shape[0]
@@ -85,6 +88,12 @@ LOWERINGS: dict[str, Callable[[nn.Module], Apply]] = {
     "grouped": grouped,
     "cores": cores,
 }
+
+
+def lower(module: nn.Module, execution: Execution) -> Apply:
+    if execution.lowering == "grouped":
+        return grouped(module, execution.kernels)
+    return LOWERINGS[execution.lowering](module)
 
 
 def check_lowering(module: nn.Module, name: str, image_shape: tuple[int, ...]) -> None:
@@ -117,13 +126,18 @@ def check_lowering(module: nn.Module, name: str, image_shape: tuple[int, ...]) -
 class _GroupedConv2d(nn.Module):
     """weight [L, out, in, h, w]: every lane convolves its own block of channels."""
 
-    def __init__(self, conv: nn.Conv2d) -> None:
+    def __init__(self, conv: nn.Conv2d, *, kernel: bool) -> None:
         super().__init__()
         self.weight, self.bias, self.conv = conv.weight, conv.bias, [conv]  # a list: not a child
+        shape = (conv.kernel_size, conv.padding, conv.dilation, conv.groups)
+        known = shape in (((3, 3), (1, 1), (1, 1), 1), ((1, 1), (0, 0), (1, 1), 1))
+        self.kernel = kernel and known and conv.bias is None and conv.stride in ((1, 1), (2, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         (conv,) = self.conv
         weight, bias = self.weight, self.bias
+        if self.kernel:
+            return lane_conv(x, weight, conv.stride[0], int(conv.padding[0]))
         return F.conv2d(
             x,
             weight.flatten(0, 1),
@@ -150,17 +164,20 @@ class _GroupedLinear(nn.Module):
         return out_LBF.transpose(0, 1).flatten(1)
 
 
-def _with_grouped_layers(module: nn.Module) -> nn.Module:
+def _with_grouped_layers(module: nn.Module, kernels: Collection[str]) -> nn.Module:
     for name, child in list(module.named_modules()):
         parent, _, leaf = name.rpartition(".")
         if type(child) is nn.Conv2d and child.padding_mode == "zeros":
-            setattr(module.get_submodule(parent), leaf, _GroupedConv2d(child))
+            conv = _GroupedConv2d(child, kernel="conv" in kernels)
+            setattr(module.get_submodule(parent), leaf, conv)
         elif type(child) is nn.Linear:
             setattr(module.get_submodule(parent), leaf, _GroupedLinear(child))
-        elif not isinstance(child, Norm) and any(True for _ in child.parameters(recurse=False)):
+        elif isinstance(child, Norm):
+            child.kernel = "norm" in kernels
+        elif any(True for _ in child.parameters(recurse=False)):
             raise UsageError(
                 f"the grouped lowering has no form for the model's layer {name!r} "
                 f"({type(child).__name__}); it knows Conv2d, Linear and BatchNorm2d: use "
                 "--lowering vmap"
             )
-    return module
+    return with_fused_relus(module) if "norm" in kernels else module

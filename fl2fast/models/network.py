@@ -3,7 +3,8 @@
 Shapes: L lanes, B rows, C channels, H x W pixels, Y classes, P parameters, Q norm channels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
+from fl2fast.models.execution import Execution
 from fl2fast.models.layout import Layout
-from fl2fast.models.lowering import LOWERINGS, Apply
+from fl2fast.models.lowering import Apply, lower
 from fl2fast.models.norm import Norm, with_explicit_norms
 
 
@@ -29,14 +31,19 @@ class Network:
     layout: Layout  # which of the P columns is which parameter
     norms: Layout  # which of the Q columns is which norm layer
     weights_P: Tensor  # 1 where a parameter is a weight, 0 where it is a bias
-    lowering: str
+    execution: Execution
     apply: Apply
     module: nn.Module  # explicit norms, one learner
     source: nn.Module  # as it was given
 
     @staticmethod
-    def of(module: nn.Module, lowering: str, like: Tensor) -> "Network":
-        """`like` gives dtype and device; the module's own parameter values are not used."""
+    def of(module: nn.Module, execution: Execution | str, like: Tensor) -> "Network":
+        """`like` gives dtype and device; the module's own parameter values are not used.
+
+        A mere name is a lowering with nothing else chosen.
+        """
+        if isinstance(execution, str):
+            execution = Execution(execution)
         layout = Layout.of(dict(module.named_parameters()))
         single = with_explicit_norms(deepcopy(module))
         norms = {name: m.weight for name, m in single.named_modules() if isinstance(m, Norm)}
@@ -44,25 +51,21 @@ class Network:
             layout,
             Layout.of(norms),
             layout.mask("weight", like),
-            lowering,
-            LOWERINGS[lowering](module),
+            execution,
+            lower(module, execution),
             single,
             module,
         )
 
     def twin(self) -> "Network":
         """The same network for another thread: a module serves one call at a time."""
-        return Network.of(self.source, self.lowering, self.weights_P)
-
-    @property
-    def alone(self) -> bool:
-        """Learners step one by one, each at its own pace; not in waves."""
-        return self.lowering == "cores"
+        return Network.of(self.source, self.execution, self.weights_P)
 
     def forward(self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None) -> Tensor:
         """logits_LBY with batch statistics over the live rows (None: all are live)."""
         rows = {} if row_LB is None else {f"{name}.row": row_LB for name in self.norms.names}
-        return self.apply(params_LP, x_LBCHW, rows)
+        with self._precision():
+            return self.apply(params_LP, x_LBCHW, rows).to(params_LP.dtype)
 
     def pullback(
         self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None
@@ -71,6 +74,14 @@ class Network:
         value = vjp(lambda params: self.forward(params, x_LBCHW, row_LB), params_LP)
         logits_LBY, pull = value[0], value[1]
         return logits_LBY, lambda cotangent_LBY: pull(cotangent_LBY)[0]
+
+    def pull_each(
+        self, pull: Callable[[Tensor], Tensor], cotangents: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """The pullbacks of several cotangents of one forward."""
+        if self.execution.shared_backward:
+            return torch.func.vmap(pull)(torch.stack(list(cotangents))).unbind()
+        return [pull(cotangent) for cotangent in cotangents]
 
     def infer(self, params_P: Tensor, stats: Stats, x_BCHW: Tensor) -> Tensor:
         """logits_BY of one learner with static statistics."""
@@ -88,4 +99,13 @@ class Network:
 
     def _one(self, params_P: Tensor, buffers: dict[str, Tensor], x_BCHW: Tensor) -> Tensor:
         x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
-        return functional_call(self.module, self.layout.split(params_P) | buffers, (x_BCHW,))
+        given = self.layout.split(params_P) | buffers
+        with self._precision():
+            return functional_call(self.module, given, (x_BCHW,)).to(params_P.dtype)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Convolutions and products in bfloat16 if so chosen; parameters keep their precision."""
+        if self.execution.precision != "bf16":
+            return nullcontext()
+        # no cache: the same parameters mean other values in every forward
+        return torch.autocast(self.weights_P.device.type, torch.bfloat16, cache_enabled=False)

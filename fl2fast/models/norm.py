@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl2fast.errors import UsageError
 from fl2fast.kernels.masked_norm import masked_norm
+from fl2fast.kernels.norm_relu import norm_relu
 
 
 class Norm(nn.Module):
@@ -27,6 +28,8 @@ class Norm(nn.Module):
     var: Tensor | None
     seen_mean: Tensor | None
     seen_var: Tensor | None
+    kernel: bool = False  # batch statistics are made by kernels.norm_relu,
+    relu: bool = False  # which then applies the ReLU that follows as well
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -39,6 +42,9 @@ class Norm(nn.Module):
         if self.mean is not None and self.var is not None:
             mean, var = self.mean.reshape(-1), self.var.reshape(-1)
             return F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
+        if self.kernel:
+            lane = (self.weight.shape[0], -1)
+            return norm_relu(x, self.row, weight.view(lane), bias.view(lane), self.eps, self.relu)
         alone = x.shape[0] * x.shape[2] * x.shape[3] == 1  # native batch norm refuses one value
         if self.row is None and not alone:
             # momentum 1: the native kernel's running statistics are this batch's own
@@ -50,8 +56,9 @@ class Norm(nn.Module):
         row_LB = row.reshape(num_lanes, x.shape[0])
         x_BLCHW = x.unflatten(1, (num_lanes, -1))
         lane = (num_lanes, -1)
-        out = masked_norm(x_BLCHW, row_LB.T, weight.view(lane), bias.view(lane), self.eps)
-        return out.flatten(1, 2)
+        wide = x_BLCHW.to(weight.dtype)  # sums in half precision would be worthless
+        out = masked_norm(wide, row_LB.T, weight.view(lane), bias.view(lane), self.eps)
+        return out.flatten(1, 2).to(x.dtype)
 
 
 def with_explicit_norms(module: nn.Module) -> nn.Module:
