@@ -36,6 +36,11 @@ def choose_executions(
     asked = Execution(
         e.lowering, e.compile == "on", e.backward == "shared", _kernels(e.kernels), e.precision
     )
+    if asked.shared_backward and asked.kernels & {"norm", "conv"}:
+        raise UsageError(
+            f"backward 'shared' cannot go with kernels {e.kernels!r}: norm and conv take one "
+            "cotangent at a time; use backward 'separate', or drop them"
+        )
     lanes = min(e.chunk or e.seeds * e.cohort, e.seeds * e.cohort)
     client_grads = method.client.grads if method.client else method.server_grads
     trial = Trial(module, client_grads, like, e.model, lanes, e.batch_size, image_shape)

@@ -4,13 +4,19 @@ Shapes: L lanes, B rows, Y classes. `rows_LB` selects the rows a loss speaks of;
 denominator. Lanes share nothing, so a cotangent of all lanes is the lanes' cotangents side by side.
 """
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 
 def _row_weight(like_LBY: Tensor, rows_LB: Tensor, num_L: Tensor) -> Tensor:
     """1/num in the selected rows; cast first, since bool / int would be float32 whatever `like`."""
     return (rows_LB.to(like_LBY.dtype) / num_L.clamp(min=1)[:, None])[..., None]
+
+
+def _one_hot(y_LB: Tensor, like_LBY: Tensor) -> Tensor:
+    """1 at the label; torch's own reads the labels on the host to check them."""
+    classes_Y = torch.arange(like_LBY.shape[-1], device=y_LB.device)
+    return (y_LB[..., None] == classes_Y).to(like_LBY.dtype)
 
 
 def cross_entropy(logits_LBY: Tensor, y_LB: Tensor, rows_LB: Tensor, num_L: Tensor) -> Tensor:
@@ -23,7 +29,7 @@ def cross_entropy_cotangent(
     logits_LBY: Tensor, y_LB: Tensor, rows_LB: Tensor, num_L: Tensor
 ) -> Tensor:
     """d cross_entropy / d logits; zero, not 0/0, where a lane selects no row."""
-    error_LBY = logits_LBY.softmax(-1) - F.one_hot(y_LB, logits_LBY.shape[-1])
+    error_LBY = logits_LBY.softmax(-1) - _one_hot(y_LB, logits_LBY)
     return error_LBY * _row_weight(error_LBY, rows_LB, num_L)
 
 

@@ -45,6 +45,6 @@ def cpu_has_bf16() -> bool:
 
 def set_precision(precision: str) -> None:
     """Tell cuBLAS and cuDNN, which would use TF32 in convolutions unasked."""
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode
+    allowed = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed

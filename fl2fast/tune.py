@@ -39,14 +39,14 @@ class Verdict(NamedTuple):
 
 def interleave(
     calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
-) -> dict[str, float]:
-    """Median seconds of each call; they take turns, after one untimed call each."""
+) -> dict[str, list[float]]:
+    """Seconds of each call, over and over; they take turns, after one untimed call each."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, value in _turn(calls, device).items():
             if repeat:
                 seconds[name].append(value)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
 
 
 def race(

@@ -152,6 +152,7 @@ def test_a_compiled_step_equals_the_plain_one() -> None:
     [
         ({"lowering": "cores", "compile": "on"}, "--lowering cores"),
         ({"kernels": "asam,flash"}, "'flash'"),
+        ({"kernels": "norm", "backward": "shared"}, "one cotangent at a time"),
         ({"precision": "tf32"}, "needs a GPU"),
         ({"precision": "bf16", "dtype": "float64"}, "float32"),
         ({"precision": "fp8"}, "fp8"),

@@ -89,7 +89,8 @@ def test_a_verdict_reads_well() -> None:
 def test_the_first_call_is_not_timed() -> None:
     pauses = iter([0.2, 0.0, 0.0, 0.0])
     seconds = interleave({"late": lambda: time.sleep(next(pauses))}, 3, CPU)
-    assert seconds["late"] < 0.1
+    assert len(seconds["late"]) == 3
+    assert max(seconds["late"]) < 0.1
 
 
 def test_close_candidates_are_called_often_and_slow_ones_once() -> None:

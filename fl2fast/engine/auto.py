@@ -35,10 +35,7 @@ class Trial(NamedTuple):
         def timed(execution: Execution) -> Callable[[], object]:
             check_lowering(self.module, execution.lowering, self.image_shape)
             cores = Cores(Network.of(self.module, execution, self.like))
-
-            def step() -> Tensor:
-                return one_step(cores, self.grads, self.lanes, self.batch, self.image_shape)
-
+            step = make_step(cores, self.grads, self.lanes, self.batch, self.image_shape)
             step()  # compiles, if it is to
             return step
 
@@ -75,17 +72,18 @@ def choose_extras(
     """
     if trial.like.device.type != "cuda":
         return execution
+    kernels = [
+        ("kernels", lambda e, kernel=kernel: e._replace(kernels=e.kernels | {kernel}))
+        for kernel in KERNELS
+    ]
     extras: list[tuple[str, Callable[[Execution], Execution]]] = [
         ("compile", lambda e: e._replace(compiled=True)),
+        *kernels,
         ("backward", lambda e: e._replace(shared_backward=True)),
-        *(
-            ("kernels", lambda e, kernel=kernel: e._replace(kernels=e.kernels | {kernel}))
-            for kernel in KERNELS
-        ),
     ]
     for field, change in extras:
         changed = change(execution)
-        if asked[field] == "auto" and not (changed.compiled and changed.alone):
+        if asked[field] == "auto" and changed.possible:
             verdict = trial.race(field, {"without": execution, "with": changed})
             if verdict.choice == "with":
                 say(f"{field} auto: {verdict}")
@@ -93,15 +91,16 @@ def choose_extras(
     return execution
 
 
-def one_step(
+def make_step(
     cores: Cores, grads: GradFn, lanes: int, batch: int, image_shape: tuple[int, ...]
-) -> Tensor:
-    """A step of every lane on made-up images, every other row sure: the moved params_LP."""
+) -> Callable[[], Tensor]:
+    """A step of every lane on made-up images, every other row sure; it returns params_LP moved."""
     like = cores.network.weights_P
     numel = batch * torch.Size(image_shape).numel()
     view_BCHW = torch.linspace(0, 50, numel, dtype=like.dtype, device=like.device).sin()
     params_P = torch.linspace(-50, 50, cores.network.layout.width, dtype=like.dtype).sin() / 20
     params_LP = params_P.to(like.device).expand(lanes, -1)
+    buffer_LP = torch.zeros_like(params_LP)
 
     def batch_of(num: int, first: int) -> Batch:
         shape = (num, batch)
@@ -115,8 +114,18 @@ def one_step(
             sureness="some",
         )
 
-    if cores.network.execution.alone:
-        streams = [Stream(1, iter([batch_of(1, lane)])) for lane in range(lanes)]
-    else:
-        streams = [Stream(1, iter([batch_of(lanes, 0)]))]
-    return train_lanes(cores, grads, SGD(), 0.1, params_LP, torch.zeros_like(params_LP), streams)[0]
+    alone = cores.network.execution.alone
+    batches = [batch_of(1, lane) for lane in range(lanes)] if alone else [batch_of(lanes, 0)]
+
+    def step() -> Tensor:
+        streams = [Stream(1, iter([own])) for own in batches]
+        return train_lanes(cores, grads, SGD(), 0.1, params_LP, buffer_LP, streams)[0]
+
+    return step
+
+
+def one_step(
+    cores: Cores, grads: GradFn, lanes: int, batch: int, image_shape: tuple[int, ...]
+) -> Tensor:
+    """The step of `make_step`, taken once."""
+    return make_step(cores, grads, lanes, batch, image_shape)()

@@ -90,6 +90,9 @@ def mean_moments(seen: Sequence[tuple[Stats, int]]) -> Stats:
 def recalibrate_all(world: World, state: ServerState, round: int) -> ServerState:
     """New statistics for every seed's global model, for the test now and the labels next round."""
     e = world.experiment
+    if not world.network.norms.names:
+        none = state.params_SP.new_zeros(0)
+        return state._replace(stats_S=(Stats(none, none),) * e.seeds)
     cohorts = select(e.seed_list, e.clients, e.cohort, round + 1)
     plans = [_recalibration_batches(world, s, cohorts[s], round) for s in range(e.seeds)]
 

@@ -17,3 +17,9 @@ class Execution(NamedTuple):
     def alone(self) -> bool:
         """Learners step one by one, each at its own pace; not in waves."""
         return self.lowering == "cores"
+
+    @property
+    def possible(self) -> bool:
+        """A compiled step serves one thread; these kernels take one cotangent at a time."""
+        one_cotangent = self.kernels & {"norm", "conv"}
+        return not (self.compiled and self.alone) and not (self.shared_backward and one_cotangent)

@@ -6,7 +6,7 @@ matrices, per lane by construction, and a client's optimiser state is one row to
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,14 @@ class Layout(NamedTuple):
             for name, shape, column in zip(self.names, self.shapes, columns, strict=True)
         }
 
+    def split_lanes(self, params_LP: Tensor) -> dict[str, Tensor]:
+        """`split` into tensors that are contiguous, lane after lane, by a single copy of each."""
+        columns = _Columns.apply(params_LP, [shape.numel() for shape in self.shapes])
+        return {
+            name: column.unflatten(-1, shape)
+            for name, shape, column in zip(self.names, self.shapes, columns, strict=True)  # type: ignore[arg-type]
+        }
+
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """{name: [..., *shape]} -> [..., P], the inverse of `split`."""
         columns = [
@@ -48,3 +56,22 @@ class Layout(NamedTuple):
                 for name, shape in zip(self.names, self.shapes, strict=True)
             ]
         )
+
+
+class _Columns(torch.autograd.Function):
+    """[L, P] -> contiguous [L, n] of every n in `widths`, in one launch each way."""
+
+    @staticmethod
+    def forward(params_LP: Tensor, widths: list[int]) -> tuple[Tensor, ...]:  # type: ignore[override]
+        given = params_LP.split(widths, dim=1)
+        copies = [params_LP.new_empty(column.shape) for column in given]
+        torch._foreach_copy_(copies, given)
+        return tuple(copies)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return torch.cat([grad.contiguous() for grad in grads], dim=1), None

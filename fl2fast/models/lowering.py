@@ -70,7 +70,7 @@ def grouped(module: nn.Module, kernels: Collection[str] = ()) -> Apply:
     def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
         num_lanes = x_LBCHW.shape[0]
         x = x_LBCHW.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
-        logits = functional_call(module, layout.split(params_LP) | dict(buffers), (x,))
+        logits = functional_call(module, layout.split_lanes(params_LP) | dict(buffers), (x,))
         return logits.unflatten(1, (num_lanes, -1)).transpose(0, 1)
 
     return apply
