@@ -1,6 +1,8 @@
 """Dated records: a number has a machine, versions and a date."""
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +28,8 @@ def latest_record(name: str) -> dict[str, Any]:
 def all_records(name: str) -> list[dict[str, Any]]:
     """Records of a name, by date."""
     return [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"*_{name}.json"))]
+
+
+def median_and_spread(values: Sequence[float]) -> dict[str, float]:
+    """What a table shows of repeated measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
