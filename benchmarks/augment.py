@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from statistics import median
 
 import click
 import numpy as np
@@ -74,7 +75,8 @@ def main(repeats: int) -> None:
                 "pil": partial(pool.map, pil_share, shares, chunksize=1)
             }
             calls |= {name: backend_call(name, batch) for name in usable(images.shape[1:])}
-            rates = {n: size / s for n, s in interleave(calls, repeats, batch.device).items()}
+            seconds = interleave(calls, repeats, batch.device)
+            rates = {name: size / median(values) for name, values in seconds.items()}
             ratios = {name: rate / rates["pil"] for name, rate in rates.items()}
             rows.append({"batch": size, "rates": rates, "vs_pil": ratios})
             cells = "  ".join(f"{n} {rates[n]:>8,.0f} ({ratios[n]:.1f}x)" for n in rates)

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import all_records, latest_record
+from benchmarks.peers import table as peers_table
 
 ROOT = Path(__file__).parents[1]
-README, AUGMENTATION = ROOT / "README.md", ROOT / "docs" / "augmentation.md"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "augmentation.md", ROOT / "docs" / "performance.md"]
 
 
 def machine(record: dict[str, Any]) -> str:
@@ -34,18 +35,94 @@ def demo_table(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", note])
 
 
-def lowerings_table(record: dict[str, Any]) -> str:
+def step_table(record: dict[str, Any]) -> str:
+    names = ("released", "loop", "vmap", "grouped", "cores")
     lines = [
-        "| model | L x B | loop | vmap | grouped | grouped vs loop |",
+        f"| model | L x B | {' | '.join(names)} | best vs released |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        rates = {name: rate["median"] for name, rate in row["images_per_second"].items()}
+        cells = " | ".join(f"{rates[n]:,.0f}" if n in rates else "" for n in names)
+        best = max(rate for name, rate in rates.items() if name != "released")
+        lines.append(
+            f"| {row['model']} | {row['lanes']} x {row['batch']} | {cells} | "
+            f"{best / rates['released']:.2f}x |"
+        )
+    dense, step = record["dense_gflops"], record["step_gflops"]
+    shapes = ", ".join(f"{rate:.0f} at {shape}" for shape, rate in dense.items())
+    ops = record["ops_per_client_step"]
+    counts = ", ".join(
+        f"{ops[f'{model}, one at a time']:.0f} and {ops[f'{model}, stacked']:.1f} for {model}"
+        for model in ("cnn", "wrn-10-1", "wrn-28-2")
+    )
+    note = (
+        f"Images/s, medians of {record['repeats']} interleaved repeats; {machine(record)}. The "
+        f"wrn-28-2 step reaches {step:.0f} GFLOP/s; a dense 3x3 convolution of 320 images "
+        f"{shapes}. "
+        f"Operations dispatched per client-step, one at a time and ten stacked: {counts}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+PHASES = ("pseudo_label", "local_training", "fine_tune", "recalibrate", "evaluate")
+
+
+def round_table(record: dict[str, Any]) -> str:
+    lines = [
+        "| round | | " + " | ".join(name.replace("_", " ") for name in PHASES) + " | total |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        for who, title in (("released", "released code's way"), ("fl2fast", "fl2fast")):
+            cells = " | ".join(f"{row[who][name]:.1f}" for name in (*PHASES, "total"))
+            lines.append(f"| {row['round']} | {title} | {cells} |")
+    ratios = ", ".join(f"{row['ratio']:.1f}x" for row in record["rows"])
+    note = (
+        f"Seconds; {ratios} less time, median {record['ratio']:.1f}x; "
+        f"`--lowering {record['settings']['lowering']}`; {machine(record)}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def seeds_table(record: dict[str, Any]) -> str:
+    lines = [
+        "| seeds | one after the other | stacked | whole command | server | local training |",
         "|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
-        rates = " | ".join(f"{row['rates'][name]:,.0f}" for name in ("loop", "vmap", "grouped"))
+        ratio = row["ratio"]
         lines.append(
-            f"| {row['model']} | {row['lanes']} x {row['batch']} | {rates} | "
-            f"{row['vs_loop']['grouped']:.2f}x |"
+            f"| {row['seeds']} | {row['alone']['wall']:.0f} s | {row['stacked']['wall']:.0f} s | "
+            f"{ratio['wall']:.2f}x | {ratio['server']:.2f}x | {ratio['local_training']:.2f}x |"
         )
-    note = f"Images/s, medians of {record['repeats']} interleaved repeats; {machine(record)}."
+    settings = record["settings"]
+    note = (
+        f"Quick preset, {settings['rounds']} rounds, {settings['train_size']:,} images, start-up "
+        f"counted; {machine(record)}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def ragged_table(record: dict[str, Any]) -> str:
+    lines = ["| `--lowering` | IID | Dirichlet 0.1 | ratio |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        iid, ragged = (row["micros_per_image"][name] for name in ("iid", "dirichlet:0.1"))
+        lines.append(
+            f"| {row['lowering']} | {iid['median']:.0f} ({iid['min']:.0f} to {iid['max']:.0f}) | "
+            f"{ragged['median']:.0f} ({ragged['min']:.0f} to {ragged['max']:.0f}) | "
+            f"{row['ratio']:.2f} |"
+        )
+    note = f"Microseconds of local training per image, quick preset; {machine(record)}."
+    return "\n".join([*lines, "", note])
+
+
+def precision_table(record: dict[str, Any]) -> str:
+    lines = ["| | test accuracy, mean ± std (%) | per seed |", "|---|---|---|"]
+    for row in record["rows"]:
+        seeds = ", ".join(f"{value:.1f}" for value in row["test_accuracy"])
+        lines.append(f"| {row['way']} | {row['mean']:.1f} ± {row['std']:.1f} | {seeds} |")
+    note = f"streetdigits, quick preset, {record['rounds']} rounds; {machine(record)}."
     return "\n".join([*lines, "", note])
 
 
@@ -134,7 +211,12 @@ def wide_table(record: dict[str, Any]) -> str:
 
 TABLES = {
     "demo": demo_table,
-    "lowerings": lowerings_table,
+    "step": step_table,
+    "round": round_table,
+    "seeds": seeds_table,
+    "ragged": ragged_table,
+    "peers": peers_table,
+    "precision": precision_table,
     "streetdigits": reference_table,
     "augment": augment_table,
     "datasets": datasets_table,
@@ -155,7 +237,7 @@ def render(text: str) -> str:
 
 
 def main() -> None:
-    for page in (README, AUGMENTATION):
+    for page in PAGES:
         page.write_text(render(page.read_text()))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import median_and_spread, write_record
@@ -25,6 +24,7 @@ from fl2fast.methods import flfl
 from fl2fast.models import find_model
 from fl2fast.models.lowering import LOWERINGS
 from fl2fast.models.network import Network
+from fl2fast.profile import meter_step
 from fl2fast.tune import interleave
 
 CPU = torch.device("cpu")
@@ -97,24 +97,12 @@ def dense_gflops(rows: int, repeats: int) -> dict[str, float]:
     return found
 
 
-class CountOps(TorchDispatchMode):
-    """What would be launched on a GPU: every dispatched operation but views and allocations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        self.num += not (func.is_view or "empty" in func.__name__ or "view" in func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 def ops_per_client_step(model: str, lowering: str, lanes: int) -> float:
-    step = stacked_step(model, lowering, lanes, 8)
-    with CountOps() as ops:
-        step()
-    return ops.num / lanes
+    """What would be launched on a GPU: every dispatched operation that computes."""
+    client = flfl().client
+    assert client is not None
+    network = Network.of(find_model(model)(10), lowering, torch.zeros(()))
+    return len(meter_step(network, client.grads, lanes, 8, SHAPE, "some").ops) / lanes
 
 
 @click.command()

@@ -4,9 +4,13 @@ import sys
 
 import click
 
+from fl2fast.cli.bench import bench_command
 from fl2fast.cli.data import data_command
 from fl2fast.cli.demo import demo_command
+from fl2fast.cli.plan import plan_command
+from fl2fast.cli.profile import profile_command
 from fl2fast.cli.train import train_command
+from fl2fast.cli.tune import tune_command
 from fl2fast.cli.verify import verify_command
 from fl2fast.errors import UsageError
 
@@ -24,6 +28,10 @@ fl2fast.add_command(train_command)
 fl2fast.add_command(demo_command)
 fl2fast.add_command(data_command)
 fl2fast.add_command(verify_command)
+fl2fast.add_command(plan_command)
+fl2fast.add_command(profile_command)
+fl2fast.add_command(tune_command)
+fl2fast.add_command(bench_command)
 
 
 def main(args: list[str] | None = None) -> None:

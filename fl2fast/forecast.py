@@ -1,182 +1,294 @@
 """What a run will cost, before it runs: operations, memory and time.
 
 Operations and memory are counted on fake tensors. Seconds here come from timing the run's own steps
-for a moment. Seconds on other devices are a roofline and nothing more: every op takes as long as its
-arithmetic at EFFICIENCY times the published peak, or its traffic at EFFICIENCY times the published
-bandwidth, or LAUNCH, whichever is longest. They have never been measured.
+for a moment; seconds on other devices are a roofline (see `fl2fast.roofline`).
 
-Shapes: L lanes, B rows of a batch, C, H, W of an image, P parameters.
+Shapes: B rows of a batch, C, H, W of an image, P parameters.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fl2fast.data import streetdigits
-from fl2fast.data.arrays import read_folder
 from fl2fast.data.backends import choose, make_augment
-from fl2fast.data.load import fit_images
-from fl2fast.data.published import PUBLISHED
 from fl2fast.data.views import draw_views
-from fl2fast.engine.auto import one_step
+from fl2fast.engine.auto import make_step
 from fl2fast.engine.batches import AUGMENT_ROWS, block_rows
-from fl2fast.engine.cores import Cores
 from fl2fast.engine.label import infer_rows
 from fl2fast.errors import UsageError
-from fl2fast.execute import choose_executions
 from fl2fast.experiment import Experiment
 from fl2fast.machine import device_name
+from fl2fast.memory import keep_freed_memory
 from fl2fast.methods.method import Sureness
-from fl2fast.models import check_module, in_channels
-from fl2fast.models.execution import Execution
 from fl2fast.models.network import Network, Stats
-from fl2fast.profile import Meter, Op, meter_step, plain_network
-from fl2fast.simulate import make_module
-from fl2fast.tune import race
+from fl2fast.outline import Outline, client_grads, make_outline, stacked
+from fl2fast.profile import Meter, meter_step, of_kind, plain_network
+from fl2fast.roofline import EFFICIENCY, Gpu, find_gpus, seconds_on
+from fl2fast.tune import interleave
 
-EFFICIENCY = 0.5  # of both roofs; what large convolutions reach, small ones stay below it
-LAUNCH = 5e-6  # seconds: an op cannot be launched from Python much faster
-TRIAL_FLOPS = 2e11  # a step is timed with as many lanes as this allows: seconds on a CPU
+TRIAL_ROWS = 512  # of a timed recalibration pass
+INFER_ROWS = 1024  # of a counted pass with static statistics: a GPU's, see engine.label
+REPEATS = 5
 INDEX = 8  # bytes of a label
 
 
-class Gpu(NamedTuple):
-    """Published dense peaks, TFLOP/s by number format, 0 where there is none; GB/s; GiB."""
+class Call(NamedTuple):
+    """What phases are made of: a call as it is counted, and as it is timed here."""
 
-    float64: float
-    fp32: float
-    tf32: float
-    bf16: float
-    bandwidth: float
-    memory: int
-
-
-GPUS = {
-    "T4": Gpu(0.25, 8.1, 0, 0, 320, 16),
-    "V100": Gpu(7.8, 15.7, 0, 0, 900, 32),
-    "A100": Gpu(9.7, 19.5, 156, 312, 2039, 80),
-    "RTX3090": Gpu(0.56, 35.6, 35.6, 71, 936, 24),
-    "L4": Gpu(0.47, 30.3, 60, 121, 300, 24),
-    "RTX4090": Gpu(1.29, 82.6, 82.6, 165, 1008, 24),
-    "L40S": Gpu(1.43, 91.6, 183, 362, 864, 48),
-    "H100": Gpu(33.5, 66.9, 495, 989, 3350, 80),
-    "B200": Gpu(37, 75, 1125, 2250, 7700, 180),
-}
-
-
-class Sizes(NamedTuple):
-    train: int
-    test: int
-    image_shape: tuple[int, int, int]
-    classes: int
-
-
-def sizes_of(experiment: Experiment) -> Sizes:
-    """The dataset's sizes, without downloading or drawing it; images as they are stored."""
-    e = experiment
-    if e.dataset == "streetdigits":
-        train, test = e.train_size or streetdigits.TRAIN_SIZE, e.test_size or streetdigits.TEST_SIZE
-        return Sizes(train, test, (3, 32, 32), 10)
-    if e.dataset in PUBLISHED:
-        whole = Sizes(*PUBLISHED[e.dataset][:4])
-    else:
-        arrays = read_folder(Path(e.dataset))
-        images, tests = arrays.train_images, arrays.test_images
-        whole = Sizes(len(images), len(tests), images.shape[1:], arrays.num_classes)  # type: ignore[arg-type]
-    sizes = whole._replace(train=e.train_size or whole.train, test=e.test_size or whole.test)
-    if sizes.train > whole.train or sizes.test > whole.test:
-        raise UsageError(
-            f"train_size and test_size are {sizes.train} and {sizes.test}, but {e.dataset} has "
-            f"{whole.train} and {whole.test} images: choose fewer, or 0 for all"
-        )
-    return sizes
+    meter: Meter
+    rows: int  # of the counted call
+    run: Callable[[], object]
+    timed_rows: int
 
 
 class Work(NamedTuple):
-    """A phase: so many rows each time, so many times in a run; what one call of it costs."""
+    """A phase: so many rows, so many times in a run."""
 
+    call: str
     rows: int
     times: int
-    rows_a_call: int
-    meter: Meter
-    view: str | None  # which views of its rows are made
-    call: Callable[[], object]  # the call itself, on made-up rows
-
-    @property
-    def flops(self) -> int:
-        return self.meter.flops * self.rows // self.rows_a_call
-
-    def seconds(self, a_call: float) -> float:
-        return a_call * self.rows / self.rows_a_call
+    view: str | None = None  # views of the rows that are made
 
 
-class Setting(NamedTuple):
-    """An experiment with its networks, before any data is there."""
+def make_works(outline: Outline) -> dict[str, Work]:
+    """The phases of a round that is tested, and the pretraining before the first."""
+    e, sizes, client = outline.experiment, outline.sizes, outline.experiment.make_method().client
+    cohort_rows = e.seeds * e.cohort * outline.client_rows
+    server_rows = e.seeds * e.labels * e.server_epochs
+    unlabelled = sizes.train - e.labels if e.sbn_data == "all" else e.cohort * outline.client_rows
+    tested = -(-e.rounds // e.eval_every)
+    predicts = client is not None and client.predicts
+    works = {"pretrain": Work("server step", server_rows, e.pretrain, "weak")}
+    if predicts:
+        works["pseudo_label"] = Work("inference", cohort_rows, e.rounds, "weak")
+    if client is not None:
+        rows = e.epochs * cohort_rows
+        works["local_training"] = Work("client step", rows, e.rounds, client.view)
+    works["fine_tune"] = Work("server step", server_rows, e.rounds, "weak")
+    rows = e.seeds * (e.labels + unlabelled)
+    works["recalibrate"] = Work("moments", rows, 1 + (e.rounds if predicts else tested))
+    works["evaluate"] = Work("inference", e.seeds * sizes.test, tested)
+    return works
 
-    experiment: Experiment
-    sizes: Sizes
-    clients: Cores
-    server: Cores
-    assume: Sureness
 
-    @property
-    def lanes(self) -> int:
-        return self.experiment.seeds * self.experiment.cohort
+def make_calls(outline: Outline, assume: Sureness) -> dict[str, Call]:
+    """Steps and passes, counted as a GPU would run them: all lanes of a wave stacked."""
+    e, shape = outline.experiment, outline.sizes.image_shape
+    plain, plain_server = (
+        plain_network(
+            Network.of(n.source, n.execution._replace(lowering=stacked(e)), n.weights_P)
+            if n.execution.alone
+            else n
+        )
+        for n in (outline.clients.network, outline.server.network)
+    )
+    grads, server_grads = of_kind(client_grads(e), assume), e.make_method().server_grads
+    wave = min(e.chunk or outline.lanes, outline.lanes)
+    trial, rows, server_rows = outline.trial_lanes, e.batch_size, e.server_batch_size
+    seeds = min(e.chunk or e.seeds, e.seeds)
+    return {
+        "client step": Call(
+            meter_step(plain, grads, wave, rows, shape, assume),
+            wave * rows,
+            make_step(outline.clients, grads, trial, rows, shape),
+            trial * rows,
+        ),
+        "server step": Call(
+            meter_step(plain_server, server_grads, seeds, server_rows, shape),
+            seeds * server_rows,
+            make_step(outline.server, server_grads, seeds, server_rows, shape),
+            seeds * server_rows,
+        ),
+        "inference": _passes(outline, plain, INFER_ROWS, infer_rows(_device(outline)), _infer),
+        "moments": _passes(outline, plain, e.sbn_unlabelled_batch, TRIAL_ROWS, Network.moments),
+    }
 
-    @property
-    def client_rows(self) -> int:
-        """Of an average client."""
-        return (self.sizes.train - self.experiment.labels) // self.experiment.clients
+
+def _infer(network: Network, params_P: Tensor, x_BCHW: Tensor) -> Tensor:
+    width = network.norms.width
+    return network.infer(
+        params_P, Stats(params_P.new_zeros(width), params_P.new_ones(width)), x_BCHW
+    )
 
 
-def make_setting(
+def _passes(
+    outline: Outline,
+    plain: Network,
+    rows: int,
+    timed_rows: int,
+    ask: Callable[[Network, Tensor, Tensor], object],
+) -> Call:
+    """A forward of the global model; timed on every core at once."""
+    shape, cores = outline.sizes.image_shape, outline.clients
+
+    def one(network: Network, num: int) -> object:
+        own = network.weights_P
+        return ask(network, torch.zeros_like(own), own.new_zeros(num, *shape))
+
+    meter = Meter()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), meter:
+        one(plain, rows)
+    run = torch.no_grad()(lambda: cores.map(one, [timed_rows] * cores.count))
+    return Call(meter, rows, run, timed_rows * cores.count)
+
+
+def _device(outline: Outline) -> torch.device:
+    return outline.clients.network.weights_P.device
+
+
+def count_flops(works: Mapping[str, Work], calls: Mapping[str, Call]) -> dict[str, int]:
+    """Floating-point operations of each phase."""
+    return {
+        name: calls[work.call].meter.flops * work.rows // calls[work.call].rows
+        for name, work in works.items()
+    }
+
+
+def count_memory(outline: Outline, assume: Sureness, calls: Mapping[str, Call]) -> dict[str, int]:
+    """Bytes by part. Steps and passes are of different moments: the larger one counts."""
+    e, sizes, cores = outline.experiment, outline.sizes, outline.clients
+    image = torch.Size(sizes.image_shape).numel()
+    row = cores.network.layout.width * e.torch_dtype.itemsize
+    lanes, plain = _at_once(outline), plain_network(cores.network)
+    alone = plain.execution.alone
+    own = meter_step(
+        plain, client_grads(e), 1 if alone else lanes, e.batch_size, sizes.image_shape, assume
+    )
+    held = min(AUGMENT_ROWS, e.epochs * outline.client_rows) * (2 * lanes - 1)  # see engine.cores
+    views = held if alone else 2 * block_rows(e)  # the next block is made before the last one goes
+    return {
+        "data": (sizes.train + sizes.test) * (image + INDEX),
+        "global models": 3 * e.seeds * row,
+        "client momenta": e.seeds * e.clients * row if e.client_momentum == "persist" else 0,
+        "cohort": 4 * outline.lanes * row,
+        "views": views * image * e.torch_dtype.itemsize,
+        "step of one lane": own.peak_bytes // (1 if alone else lanes),
+        "step": own.peak_bytes * (lanes if alone else 1),
+        "pass": calls["moments"].meter.peak_bytes * cores.count,
+    }
+
+
+def _at_once(outline: Outline) -> int:
+    """Lanes that are in a step at the same time."""
+    if outline.clients.network.execution.alone:
+        return min(outline.clients.count, outline.lanes)
+    return min(outline.experiment.chunk or outline.lanes, outline.lanes)
+
+
+def peak(memory: Mapping[str, int]) -> int:
+    """Bytes at most."""
+    return fixed(memory) + max(memory["views"] + memory["step"], memory["pass"])
+
+
+def fixed(memory: Mapping[str, int]) -> int:
+    return sum(memory[part] for part in ("data", "global models", "client momenta", "cohort"))
+
+
+def largest_chunk(memory: Mapping[str, int], lanes: int, available: int) -> int:
+    """Lanes whose steps fit together; 0: not even one, or no pass of the global model."""
+    left = available - fixed(memory)
+    fit = (left - memory["views"]) // memory["step of one lane"]
+    return max(min(fit, lanes), 0) if left >= memory["pass"] else 0
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that are free now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    info = Path("/proc/meminfo")
+    if info.is_file():
+        fields = dict(line.split(":") for line in info.read_text().splitlines())
+        return 1024 * int(fields["MemAvailable"].split()[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def time_here(
+    outline: Outline, works: Mapping[str, Work], calls: Mapping[str, Call]
+) -> dict[str, float]:
+    """Seconds of each phase on this device, from a few calls."""
+    e, device, shape = outline.experiment, _device(outline), outline.sizes.image_shape
+    num = block_rows(e)
+    backend = choose(shape, num, device).choice if e.augment == "auto" else e.augment
+    augment = make_augment(backend, flip=e.flip, crop=e.crop, shape=shape, device=device)
+    ramp = torch.from_numpy(np.resize(np.arange(251, dtype=np.uint8), (num, *shape))).to(device)
+
+    def views(view: str) -> object:
+        draws = draw_views(0, "client view", 0, 0, 0, np.arange(num), view=int(view == "strong"))
+        return augment(ramp, draws, view)
+
+    runs = {name: calls[name].run for name in {work.call for work in works.values()}}
+    runs |= {view: partial(views, view) for view in ("weak", "strong")}
+    took = {  # each by itself: a phase does not change its number of threads from call to call
+        name: median(interleave({name: run}, REPEATS, device)[name]) for name, run in runs.items()
+    }
+    return {
+        name: work.rows * took[work.call] / calls[work.call].timed_rows
+        + (work.rows * took[work.view] / num if work.view else 0.0)
+        for name, work in works.items()
+    }
+
+
+def roofline(
+    gpu: Gpu, precision: str, works: Mapping[str, Work], calls: Mapping[str, Call]
+) -> dict[str, float]:
+    """Seconds of each phase; without the views, which are made beside the steps."""
+    took = {name: seconds_on(gpu, precision, call.meter.ops) for name, call in calls.items()}
+    return {n: w.rows * took[w.call] / calls[w.call].rows for n, w in works.items()}
+
+
+def totals(seconds: Mapping[str, float], works: Mapping[str, Work]) -> dict[str, float]:
+    """Of one tested round, and of the whole run."""
+    return {
+        "round": sum(value for name, value in seconds.items() if name != "pretrain"),
+        "run": sum(value * works[name].times for name, value in seconds.items()),
+    }
+
+
+def forecast(
     experiment: Experiment,
-    assume: Sureness = "some",
     *,
+    assume: Sureness = "some",
+    gpus: Sequence[str] = (),
+    memory_gib: float | None = None,
     here: bool = True,
     say: Callable[[str], object] = lambda sentence: None,
-) -> Setting:
-    """Resolve what is `auto`: by time, if seconds here are asked for, else as on a GPU."""
-    e, sizes = experiment, sizes_of(experiment)
-    if sizes.train - e.labels < e.clients:
-        raise UsageError(
-            f"{e.clients} clients cannot share {sizes.train - e.labels} unlabelled images: ask for "
-            "fewer clients or labels"
-        )
-    module = make_module(e, sizes.classes, e.seed)
-    channels = in_channels(module) or sizes.image_shape[0]
-    like_image = fit_images(np.zeros((1, *sizes.image_shape), np.uint8), channels)
-    sizes = sizes._replace(image_shape=like_image.shape[1:])
-    check_module(module, e.model, sizes.image_shape, sizes.classes)
-    like = torch.zeros((), dtype=e.torch_dtype, device=e.device)
-    module = module.to(like)
-    if here:
-        lanes = _trial_lanes(e, module, sizes, like)
-        resolved, clients, server = choose_executions(
-            replace(e, chunk=min(e.chunk or lanes, lanes)), module, like, sizes.image_shape, say
-        )
-        e = replace(resolved, chunk=e.chunk)
-    else:
-        lowering = "grouped" if e.lowering == "auto" else e.lowering
-        e = replace(e, lowering=lowering)
-        clients = server = Execution(lowering, precision=e.precision)
-    networks = (Network.of(module, execution, like) for execution in (clients, server))
-    return Setting(e, sizes, *(Cores(network, e.chunk) for network in networks), assume)
-
-
-def _trial_lanes(
-    e: Experiment, module: torch.nn.Module, sizes: Sizes, like: torch.Tensor
-) -> int:
-    """As many lanes as a trial may take: a wide network must not cost minutes before it runs."""
-    method, plain = e.make_method(), plain_network(Network.of(module, "loop", like))
-    grads = method.client.grads if method.client else method.server_grads
-    lane = meter_step(plain, grads, 1, e.batch_size, sizes.image_shape).flops
-    fewest = torch.get_num_threads() if like.device.type == "cpu" else 1
-    return min(max(int(TRIAL_FLOPS // lane), fewest), e.seeds * e.cohort)
+) -> dict[str, Any]:
+    """Operations, memory and seconds of a run; every accepted row of every client is assumed."""
+    rows = find_gpus(gpus)
+    if memory_gib is not None and not 0 < memory_gib < math.inf:
+        raise UsageError(f"memory is {memory_gib} GiB, but it must be above 0")
+    if experiment.device == "cpu":
+        keep_freed_memory()  # as a run does
+    outline = make_outline(experiment, here=here, say=say)
+    works, calls = make_works(outline), make_calls(outline, assume)
+    flops, memory = count_flops(works, calls), count_memory(outline, assume, calls)
+    device = _device(outline)
+    free = available_memory(device) if memory_gib is None else int(memory_gib * 2**30)
+    precisions = ("fp32", "tf32", "bf16") if experiment.dtype == "float32" else ("float64",)
+    seconds = time_here(outline, works, calls) if here else None
+    return {
+        "experiment": asdict(outline.experiment),
+        "assumptions": {"sure_rows": assume, "accepted_rows": "all", "efficiency": EFFICIENCY},
+        "flops": flops | totals(flops, works),
+        "memory": memory | {"peak": peak(memory), "available": free},
+        "largest_chunk": largest_chunk(memory, outline.lanes, free),
+        "here": seconds and {"device": device_name(device), **seconds, **totals(seconds, works)},
+        "roofline": {
+            name: {
+                precision: totals(roofline(gpu, precision, works, calls), works)
+                for precision in precisions
+                if getattr(gpu, precision)
+            }
+            for name, gpu in rows.items()
+        },
+    }

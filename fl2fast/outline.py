@@ -103,8 +103,10 @@ def make_outline(
     else:
         e = replace(e, lowering=stacked(e) if e.lowering == "auto" else e.lowering)
         clients = server = Execution(e.lowering, precision=e.precision)
-    networks = [Network.of(module, execution, like) for execution in (clients, server)]
-    return Outline(e, sizes, *(Cores(network, e.chunk) for network in networks), lanes)
+    own, server_own = (
+        Cores(Network.of(module, execution, like), e.chunk) for execution in (clients, server)
+    )
+    return Outline(e, sizes, own, server_own, lanes)
 
 
 def _trial_lanes(e: Experiment, module: nn.Module, sizes: Sizes, like: Tensor) -> int:

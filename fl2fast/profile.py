@@ -5,6 +5,7 @@ Shapes: L lanes, B rows of a batch, C, H, W of an image.
 
 import json
 import math
+import os
 import resource
 import sys
 import weakref
@@ -27,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fl2fast.clock import Clock
-from fl2fast.engine.auto import one_step
+from fl2fast.engine.auto import make_step
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
@@ -44,7 +45,8 @@ from fl2fast.simulate import build_world, initial_state
 from fl2fast.tune import seconds_of
 
 aten = torch.ops.aten
-FREE = (aten._unsafe_view.default, aten.empty.memory_format)  # like views, they touch no element
+# like views, these touch no element
+FREE = (aten._unsafe_view.default, aten.empty.memory_format, aten.new_empty.default)
 MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}  # as large as it takes to reach the device's peak
 
 
@@ -135,13 +137,14 @@ def meter_step(
 ) -> Meter:
     """One step of so many lanes on fake tensors: everything is counted, nothing is computed."""
     meter = Meter()
-
-    def of_kind(net: Network, params_LP: Tensor, given: Batch) -> Tensor:
-        return grads(net, params_LP, given._replace(sureness=sureness))
-
     with FakeTensorMode(allow_non_fake_inputs=True):
-        one_step(_Metered(network, meter), of_kind, lanes, batch, image_shape)
+        make_step(_Metered(network, meter), of_kind(grads, sureness), lanes, batch, image_shape)()
     return meter
+
+
+def of_kind(grads: GradFn, sureness: Sureness) -> GradFn:
+    """The gradients of batches that are said to have no sure row, some, or only such."""
+    return lambda net, params_LP, batch: grads(net, params_LP, batch._replace(sureness=sureness))
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -215,7 +218,7 @@ def profile(
     set_precision(world.experiment.precision)
     clock, store = Clock(world.device), ClientStore()
     state = warm_up(world, initial_state(world), clock.phase)
-    one_step(cores, *_client_step(world))  # a first step may set something up
+    make_step(cores, *_client_step(world))()  # a first step may set something up
     warm_seconds, _ = clock.read(), cores.read()
     state, _ = run_round(world, state, store, 1, clock.phase, tested=True)
     with clock.phase("evaluate"):
@@ -271,6 +274,7 @@ def _figures(world: World, timed: list[Taken], seconds: float) -> dict[str, Any]
 
 def _trace(world: World, state: ServerState, store: ClientStore, path: Path) -> int | None:
     """Trace the clients' steps of round 2, on every thread; kernel launches, if on a GPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer tells stderr when it starts
     on_gpu = world.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     everywhere = _ExperimentalConfig(profile_all_threads=True)  # else the calling thread alone

@@ -9,8 +9,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def fastest(
     key = {"what": what, "candidates": list(candidates), **_machine(device), **shapes}
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / "tuned" / f"{what}-{name}.json"
-    seconds = _recall(path, candidates)
+    seconds = None if _anew.get() else _recall(path, candidates)
     if seconds is None:
         calls = {}
         for name, make in candidates.items():
@@ -108,6 +109,19 @@ def fastest(
         seconds = race(calls, device)
         _keep(path, {"key": key, "seconds": seconds})
     return Verdict(min(seconds, key=seconds.__getitem__), seconds)
+
+
+_anew: ContextVar[bool] = ContextVar("anew", default=False)
+
+
+@contextmanager
+def anew() -> Iterator[None]:
+    """Inside, verdicts are not recalled but made again, and kept."""
+    token = _anew.set(True)
+    try:
+        yield
+    finally:
+        _anew.reset(token)
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

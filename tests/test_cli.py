@@ -127,7 +127,9 @@ def test_the_flags_are_these_and_no_others() -> None:
     """A setting that is not here belongs into --config."""
     names = "dataset labels method model partition clients cohort rounds epochs server-epochs "
     names += "batch-size server-batch-size pretrain lr rho schedule seed seeds device dtype "
-    names += "lowering augment chunk eval-every data-dir out preset config dry-run"
+    names += (
+        "lowering compile precision augment chunk eval-every data-dir out preset config dry-run"
+    )
     assert [option.opts[0] for option in train_command.params] == [f"--{n}" for n in names.split()]
 
 
@@ -139,6 +141,10 @@ BAD_FLAGS = {
     "depth": (["--model", "wrn-27-2"], "6n+4"),
     "width": (["--model", "wrn-28-0"], "wrn-28-0"),
     "lowering": (["--lowering", "nope"], "nope"),
+    "compile": (["--compile", "maybe"], "auto, on, off"),
+    "compile cores": (["--compile", "on", "--lowering", "cores"], "--lowering cores"),
+    "precision": (["--precision", "fp8"], "fp32, tf32, bf16"),
+    "tf32 without a GPU": (["--precision", "tf32"], "tf32"),
     "augment": (["--augment", "nope"], "torch, dali"),
     "labels not divisible": (["--labels", "45"], "multiple of 10"),
     "more labels than images": (["--labels", "20010"], "20010"),
@@ -292,3 +298,32 @@ def test_python_dash_m_works() -> None:
         [sys.executable, "-m", "fl2fast", "--version"], capture_output=True, text=True, check=True
     )
     assert "0.1.0" in done.stdout
+
+
+SMALL = ("--labels", "20", "--clients", "4", "--cohort", "2", "--model", "cnn", "--seeds", "2")
+
+
+def test_tune_times_once_and_a_run_takes_the_verdict(tmp_path: Path, capsys) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("train_size = 300\ntest_size = 40\npretrain = 1\n")
+    assert call("tune", *SMALL, "--config", config) == 0
+    said = capsys.readouterr().out.splitlines()
+    chosen = dict(line.split(": ") for line in said if " auto: " not in line)
+    verdicts = {line for line in said if "lowering auto: " in line}
+    assert len(verdicts) == 2
+    assert call("train", *SMALL, "--config", config, "--rounds", "1", "--out", tmp_path / "r") == 0
+    assert verdicts <= set(capsys.readouterr().out.splitlines())
+    resolved = json.loads((tmp_path / "r" / "config.json").read_text())
+    for name in ("lowering", "server_lowering", "compile", "kernels"):
+        assert resolved[name] == chosen[name.replace("_", " ")]
+
+
+def test_bench_is_for_a_clone_and_knows_its_suites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, expected in ((["bench", "nope"], "step, round"), (["bench"], "clone")):
+        assert call(*words) == 2
+        captured = capsys.readouterr()
+        assert expected in captured.err
+        assert captured.err.count("\n") == 1

@@ -12,7 +12,7 @@ from fl2fast.models.norm import Norm
 _RELUS = (F.relu, torch.relu)
 
 
-class _Tracer(fx.Tracer):
+class LayerTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Layers, and whatever decides by shapes, stay whole."""
         return not any(True for _ in m.children())
@@ -20,7 +20,7 @@ class _Tracer(fx.Tracer):
 
 def with_fused_relus(module: nn.Module) -> nn.Module:
     try:
-        graph = _Tracer().trace(module)
+        graph = LayerTracer().trace(module)
     except Exception:  # the user's own forward, which fails in ways of its own
         return module
     for node in list(graph.nodes):

@@ -74,4 +74,4 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return torch.cat([grad.contiguous() for grad in grads], dim=1), None
+        return torch.cat(grads, dim=1), None

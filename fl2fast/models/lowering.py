@@ -158,9 +158,10 @@ class _GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_LBF = x.unflatten(1, (self.weight.shape[0], -1)).transpose(0, 1)
-        out_LBF = x_LBF @ self.weight.mT
-        if self.bias is not None:
-            out_LBF = out_LBF + self.bias[:, None]
+        if self.bias is None:
+            out_LBF = torch.bmm(x_LBF, self.weight.mT)
+        else:
+            out_LBF = torch.baddbmm(self.bias[:, None], x_LBF, self.weight.mT)
         return out_LBF.transpose(0, 1).flatten(1)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
 from fl2fast.models.execution import Execution
+from fl2fast.models.fold import Folded
 from fl2fast.models.layout import Layout
 from fl2fast.models.lowering import Apply, lower
 from fl2fast.models.norm import Norm, with_explicit_norms
@@ -34,6 +35,7 @@ class Network:
     execution: Execution
     apply: Apply
     module: nn.Module  # explicit norms, one learner
+    folded: Folded  # the same with fixed statistics
     source: nn.Module  # as it was given
 
     @staticmethod
@@ -54,6 +56,7 @@ class Network:
             execution,
             lower(module, execution),
             single,
+            Folded.of(single),
             module,
         )
 
@@ -85,23 +88,23 @@ class Network:
 
     def infer(self, params_P: Tensor, stats: Stats, x_BCHW: Tensor) -> Tensor:
         """logits_BY of one learner with static statistics."""
-        given = {f"{name}.mean": mean for name, mean in self.norms.split(stats.mean_Q).items()}
+        given = self.layout.split(params_P)
+        given |= {f"{name}.mean": mean for name, mean in self.norms.split(stats.mean_Q).items()}
         given |= {f"{name}.var": var for name, var in self.norms.split(stats.var_Q).items()}
-        return self._one(params_P, given, x_BCHW)
+        return self._one(self.folded.module, self.folded.parameters(given), x_BCHW)
 
     def moments(self, params_P: Tensor, x_BCHW: Tensor) -> Stats:
         """Mean and unbiased variance that each norm layer sees when this batch passes through."""
         seen = Stats(params_P.new_zeros(self.norms.width), params_P.new_ones(self.norms.width))
         tracked = {f"{name}.seen_mean": t for name, t in self.norms.split(seen.mean_Q).items()}
         tracked |= {f"{name}.seen_var": t for name, t in self.norms.split(seen.var_Q).items()}
-        self._one(params_P, tracked, x_BCHW)
+        self._one(self.module, self.layout.split(params_P) | tracked, x_BCHW)
         return seen
 
-    def _one(self, params_P: Tensor, buffers: dict[str, Tensor], x_BCHW: Tensor) -> Tensor:
+    def _one(self, module: nn.Module, given: dict[str, Tensor], x_BCHW: Tensor) -> Tensor:
         x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
-        given = self.layout.split(params_P) | buffers
         with self._precision():
-            return functional_call(self.module, given, (x_BCHW,)).to(params_P.dtype)
+            return functional_call(module, given, (x_BCHW,)).to(self.weights_P.dtype)
 
     def _precision(self) -> AbstractContextManager[object]:
         """Convolutions and products in bfloat16 if so chosen; parameters keep their precision."""
