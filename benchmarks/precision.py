@@ -37,8 +37,8 @@ def main(rounds: int) -> None:
     keep_freed_memory()
     rows = []
     for name, changes in WAYS.items():
-        made = fl2fast.experiment(**SETTINGS | changes | {"rounds": rounds, "eval_every": rounds})
-        *_, last = fl2fast.simulate(fl2fast.build_world(made))
+        settings = SETTINGS | changes | {"rounds": rounds, "eval_every": rounds}
+        *_, last = fl2fast.simulate(fl2fast.build_world(fl2fast.experiment(**settings)))
         accuracy = [row["test_accuracy"] for row in last.metrics]
         mean, std = float(np.mean(accuracy)), float(np.std(accuracy, ddof=1))
         rows.append({"way": name, "test_accuracy": accuracy, "mean": mean, "std": std})

@@ -126,6 +126,20 @@ def precision_table(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", note])
 
 
+def forecast_table(record: dict[str, Any]) -> str:
+    lines = ["| | predicted | measured | ratio |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        scale, unit = (2**20, "MiB") if row["what"] == "peak" else (1, "s")
+        what = "memory" if row["what"] == "peak" else row["what"].replace("_", " ")
+        cells = " | ".join(f"{row[k] / scale:,.2f} {unit}" for k in ("predicted", "measured"))
+        lines.append(f"| {what} | {cells} | {row['ratio']:.2f} |")
+    note = (
+        f"Quick preset, {record['rounds']} rounds; the plan counts every row as accepted and every "
+        f"batch as partly sure, the most a round can cost; {machine(record)}."
+    )
+    return "\n".join([*lines, "", note])
+
+
 def reference_table(record: dict[str, Any]) -> str:
     lines = ["| trained on | test accuracy (%) |", "|---|---|"]
     for row in record["rows"]:
@@ -217,6 +231,7 @@ TABLES = {
     "ragged": ragged_table,
     "peers": peers_table,
     "precision": precision_table,
+    "forecast": forecast_table,
     "streetdigits": reference_table,
     "augment": augment_table,
     "datasets": datasets_table,

@@ -17,7 +17,7 @@ import click
 from benchmarks.harness import write_record
 
 STACKS = (1, 2, 4, 8)
-SETTINGS = {"rounds": 5, "train_size": 6000, "test_size": 2000, "labels": 60}
+SETTINGS = {"rounds": 3, "train_size": 6000, "test_size": 2000, "labels": 60}
 SERVER = ("pretrain", "fine_tune")
 
 

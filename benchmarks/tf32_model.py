@@ -45,18 +45,19 @@ class _RoundGradient(_Round):
         return round_to_tf32(grad.contiguous())
 
 
+_rounded: Any = _Round.apply
+_with_rounded_gradient: Any = _RoundGradient.apply
+
+
 class _Conv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
-        x, weight = _Round.apply(x), _Round.apply(self.weight)  # type: ignore[misc]
-        return _RoundGradient.apply(  # type: ignore[return-value]
-            F.conv2d(x, weight, None, self.stride, self.padding)
-        )
+        out = F.conv2d(_rounded(x), _rounded(self.weight), None, self.stride, self.padding)
+        return _with_rounded_gradient(out)
 
 
 class _Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        x, weight = _Round.apply(x), _Round.apply(self.weight)  # type: ignore[misc]
-        return _RoundGradient.apply(F.linear(x, weight)) + self.bias  # type: ignore[operator]
+        return _with_rounded_gradient(F.linear(_rounded(x), _rounded(self.weight))) + self.bias
 
 
 def cnn(num_classes: int) -> nn.Module:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fl2fast
+from fl2fast.data import dali
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.models import find_model
 from fl2fast.models.network import Network
@@ -112,3 +113,14 @@ def test_threads_change_no_result(small_digits: str, changes: dict[str, Any]) ->
         for own in ({"lowering": "loop", "chunk": 1}, {"lowering": "cores"} | changes)
     )
     assert_same(actual, expected, seed=BASE["seed"] - changes.get("seed", BASE["seed"]))
+
+
+@pytest.mark.skipif(not dali.is_installed(), reason="NVIDIA DALI is not installed")
+@pytest.mark.usefixtures("three_threads")
+def test_threads_share_a_pipeline_of_dali(small_digits: str) -> None:
+    base = BASE | {"dataset": small_digits, "rounds": 2, "lowering": "cores"}
+    expected, actual = (
+        list(fl2fast.simulate(fl2fast.build_world(fl2fast.experiment(**base, augment=name))))
+        for name in ("torch", "dali")
+    )
+    assert_same(actual, expected)

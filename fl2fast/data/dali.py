@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 from weakref import finalize
 
@@ -70,12 +71,14 @@ class _Pipelines:
         self._flip, self._crop, self._shape, self._device = flip, crop, shape, device
         self._images_per_run = PIXELS_PER_RUN // (shape[1] * shape[2])
         self._built: dict[Callable[..., Any], Any] = {}
+        self._lock = Lock()  # a pipeline serves one call at a time
         finalize(self, self._built.clear)  # a pipeline must not outlive the modules of DALI
 
     def __call__(self, image_NCHW: Tensor, draws: ViewDraws, view: str) -> Tensor:
         make = self._strong if view == "strong" else self._weak
         parts = _slices(len(image_NCHW), self._images_per_run)
-        made = [make(image_NCHW[part].contiguous(), draws.rows(part)) for part in parts]
+        with self._lock:
+            made = [make(image_NCHW[part].contiguous(), draws.rows(part)) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made or [image_NCHW])
 
     def _weak(self, image_NCHW: Tensor, draws: ViewDraws) -> Tensor:

@@ -14,6 +14,7 @@ Shapes: S seeds, K cohort, L lanes, G lanes of one wave, M rows of a client, B r
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -105,7 +106,8 @@ def make_waves(
         for cut in range(0, len(lanes), cap):
             members = lanes[cut : cut + cap]
             if steady:
-                members = np.resize(members, next(n for n in lane_counts(cap) if n >= len(members)))
+                count = next(n for n in lane_counts(cap) if n >= len(members))
+                members = list(islice(cycle(members), count))
             batches = [steps[lane][done[lane]] for lane in members]
             waves.append(_wave(members, batches, kind.sureness, kind if steady else None))
         for lane in lanes:

@@ -4,7 +4,7 @@ Shapes: L lanes, B rows, P parameters, C, H, W of an image.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,9 @@ from fl2fast.models.execution import KERNELS, Execution
 from fl2fast.models.lowering import LOWERINGS, check_lowering
 from fl2fast.models.network import Network
 from fl2fast.optim import SGD
-from fl2fast.tune import Verdict, fastest
+from fl2fast.tune import Verdict, fastest, seconds_of
+
+TRIAL_SECONDS = 2.0  # of a step that is timed, one learner at a time
 
 
 class Trial(NamedTuple):
@@ -32,11 +34,13 @@ class Trial(NamedTuple):
     image_shape: tuple[int, ...]
 
     def race(self, what: str, candidates: Mapping[str, Execution]) -> Verdict:
+        num_lanes = cache(self._affordable_lanes)
+
         def timed(execution: Execution) -> Callable[[], object]:
             check_lowering(self.module, execution.lowering, self.image_shape)
-            cores = Cores(Network.of(self.module, execution, self.like))
-            step = make_step(cores, self.grads, self.lanes, self.batch, self.image_shape)
-            step()  # compiles, if it is to
+            step = self._step(execution, num_lanes())
+            if execution.compiled:
+                step()  # its first call is minutes of something else
             return step
 
         return fastest(
@@ -50,6 +54,17 @@ class Trial(NamedTuple):
             batch=self.batch,
             image=list(self.image_shape),
         )
+
+    def _step(self, execution: Execution, lanes: int) -> Callable[[], object]:
+        cores = Cores(Network.of(self.module, execution, self.like))
+        return make_step(cores, self.grads, lanes, self.batch, self.image_shape)
+
+    def _affordable_lanes(self) -> int:
+        """All, unless their step takes long; but one for every thread."""
+        one = self._step(Execution("loop"), 1)
+        one()
+        affordable = int(TRIAL_SECONDS / seconds_of(one, self.like.device))
+        return min(self.lanes, max(affordable, torch.get_num_threads()))
 
 
 def choose_lowering(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def _compiled(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
     A step's results are copied out before the next step may overwrite them.
     """
     mode = "reduce-overhead" if device_type == "cuda" else None
-    return torch.compile(
+    compiled: Any = torch.compile(
         _moved,
         fullgraph=True,
         dynamic=False,
@@ -71,6 +72,7 @@ def _compiled(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
         mode=mode,
         recompile_limit=MOST_GRAPHS,
     )
+    return compiled
 
 
 def train_lanes(
