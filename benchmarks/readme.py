@@ -50,7 +50,10 @@ def step_table(record: dict[str, Any]) -> str:
             f"{best / rates['released']:.2f}x |"
         )
     dense, step = record["dense_gflops"], record["step_gflops"]
-    shapes = ", ".join(f"{rate:.0f} at {shape}" for shape, rate in dense.items())
+    shapes = ", ".join(
+        f"{rate['forward']:.0f} forward and {rate['2F + 3B']:.0f} in 2F + 3B at {shape}"
+        for shape, rate in dense.items()
+    )
     ops = record["ops_per_client_step"]
     counts = ", ".join(
         f"{ops[f'{model}, one at a time']:.0f} and {ops[f'{model}, stacked']:.1f} for {model}"

@@ -78,22 +78,36 @@ def flops_per_image(model: str) -> float:
     return 8.0 * counter.get_total_flops() - 3.0 * stem.get_total_flops()
 
 
-def dense_convolution(channels: int, side: int, rows: int, layout: Any) -> Callable[[], object]:
+def dense_convolution(
+    channels: int, side: int, rows: int, layout: Any
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A forward and a backward of one 3x3 convolution with shared weights."""
     x = torch.ones(rows, channels, side, side).contiguous(memory_format=layout)
-    weight = torch.ones(channels, channels, 3, 3)
-    return lambda: F.conv2d(x, weight, padding=1)
+    weight, pad = torch.ones(channels, channels, 3, 3), [1, 1]
+    wanted = [True, True, False]
+    return (
+        lambda: F.conv2d(x, weight, padding=1),
+        lambda: torch.ops.aten.convolution_backward(
+            x, x, weight, None, pad, pad, pad, False, [0, 0], 1, wanted
+        ),
+    )
 
 
-def dense_gflops(rows: int, repeats: int) -> dict[str, float]:
-    """The best GFLOP/s of one forward convolution at each stage's shape, over memory formats."""
+def dense_gflops(rows: int, repeats: int) -> dict[str, dict[str, float]]:
+    """At each stage's shape the best GFLOP/s, over memory formats: forward, and 2F + 3B."""
     found = {}
     for channels, side in STAGES:
-        layouts = (torch.contiguous_format, torch.channels_last)
-        calls = {str(f): dense_convolution(channels, side, rows, f) for f in layouts}
-        seconds = interleave(calls, 2 * repeats, CPU)
-        flops = 2 * 9 * rows * channels**2 * side**2
-        best = min(statistics.median(values) for values in seconds.values())
-        found[f"{channels}x{side}x{side}"] = flops / best / 1e9
+        best = {"forward": float("inf"), "backward": float("inf")}
+        for layout in (torch.contiguous_format, torch.channels_last):
+            calls = dict(zip(best, dense_convolution(channels, side, rows, layout), strict=True))
+            for name, seconds in interleave(calls, 2 * repeats, CPU).items():
+                best[name] = min(best[name], statistics.median(seconds))
+        forward, backward = best.values()
+        gflop = 2 * 9 * rows * channels**2 * side**2 / 1e9
+        found[f"{channels}x{side}x{side}"] = {
+            "forward": gflop / forward,
+            "2F + 3B": 8 * gflop / (2 * forward + 3 * backward),
+        }
     return found
 
 

@@ -69,7 +69,8 @@ def grouped(module: nn.Module, kernels: Collection[str] = ()) -> Apply:
 
     def apply(params_LP: Tensor, x_LBCHW: Tensor, buffers: Buffers) -> Tensor:
         num_lanes = x_LBCHW.shape[0]
-        x = x_LBCHW.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+        x = x_LBCHW.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)  # one copy
+        x = x.contiguous(memory_format=torch.channels_last)  # another for a single lane only
         logits = functional_call(module, layout.split_lanes(params_LP) | dict(buffers), (x,))
         return logits.unflatten(1, (num_lanes, -1)).transpose(0, 1)
 

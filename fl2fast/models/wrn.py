@@ -1,7 +1,8 @@
 """WideResNet (Zagoruyko & Komodakis, 2016) in the form (FL)^2 trains: three pre-activation stages.
 
 A widening block applies its first norm and ReLU before the split, so that the 1x1 shortcut and the
-convolution path see the same activated input; an equal-width block adds its raw input.
+convolution path see the same activated input; an equal-width block adds its raw input. ReLUs work
+in place: a norm's gradient needs its input, not its output.
 """
 
 from collections import OrderedDict
@@ -27,8 +28,8 @@ class Block(nn.Module):
             self.shortcut = None
 
     def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.bn1(x))
-        residual = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        active = F.relu(self.bn1(x), inplace=True)
+        residual = self.conv2(F.relu(self.bn2(self.conv1(active)), inplace=True))
         return residual + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -62,4 +63,4 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stage3(self.stage2(self.stage1(self.stem(x))))
-        return self.head(F.relu(self.head_bn(x)).mean((-2, -1)))
+        return self.head(F.relu(self.head_bn(x), inplace=True).mean((-2, -1)))
