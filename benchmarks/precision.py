@@ -37,7 +37,8 @@ def main(rounds: int) -> None:
     keep_freed_memory()
     rows = []
     for name, changes in WAYS.items():
-        settings = SETTINGS | changes | {"rounds": rounds, "eval_every": rounds}
+        settings: dict[str, Any] = SETTINGS | changes
+        settings |= {"rounds": rounds, "eval_every": rounds}
         *_, last = fl2fast.simulate(fl2fast.build_world(fl2fast.experiment(**settings)))
         accuracy = [row["test_accuracy"] for row in last.metrics]
         mean, std = float(np.mean(accuracy)), float(np.std(accuracy, ddof=1))

@@ -14,7 +14,9 @@ from fl2fast.models.cnn import SmallCNN
 
 
 def round_to_tf32(x: Tensor) -> Tensor:
-    """To the nearest, ties away from zero: 13 of float32's 23 bits go."""
+    """To the nearest, ties away from zero: 13 of float32's 23 bits go; other types stay whole."""
+    if x.dtype != torch.float32:  # a model is checked in float64 before it runs
+        return x.clone()
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
@@ -50,14 +52,14 @@ _with_rounded_gradient: Any = _RoundGradient.apply
 
 
 class _Conv2d(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        out = F.conv2d(_rounded(x), _rounded(self.weight), None, self.stride, self.padding)
+    def forward(self, input: Tensor) -> Tensor:
+        out = F.conv2d(_rounded(input), _rounded(self.weight), None, self.stride, self.padding)
         return _with_rounded_gradient(out)
 
 
 class _Linear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return _with_rounded_gradient(F.linear(_rounded(x), _rounded(self.weight))) + self.bias
+    def forward(self, input: Tensor) -> Tensor:
+        return _with_rounded_gradient(F.linear(_rounded(input), _rounded(self.weight))) + self.bias
 
 
 def cnn(num_classes: int) -> nn.Module:

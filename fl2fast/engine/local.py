@@ -64,7 +64,8 @@ def _compiled(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
     A step's results are copied out before the next step may overwrite them.
     """
     mode = "reduce-overhead" if device_type == "cuda" else None
-    compiled: Any = torch.compile(
+    compile: Any = torch.compile  # whose types know no recompile_limit
+    return compile(
         _moved,
         fullgraph=True,
         dynamic=False,
@@ -72,7 +73,6 @@ def _compiled(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
         mode=mode,
         recompile_limit=MOST_GRAPHS,
     )
-    return compiled
 
 
 def train_lanes(

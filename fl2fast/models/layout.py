@@ -34,6 +34,8 @@ class Layout(NamedTuple):
 
     def split_lanes(self, params_LP: Tensor) -> dict[str, Tensor]:
         """`split` into tensors that are contiguous, lane after lane, by a single copy of each."""
+        if torch.compiler.is_compiling():  # which arranges copies itself, and cannot trace these
+            return self.split(params_LP)
         columns = _Columns.apply(params_LP, [shape.numel() for shape in self.shapes])
         return {
             name: column.unflatten(-1, shape)
