@@ -137,10 +137,3 @@ def make_step(
         return train_lanes(cores, grads, SGD(), 0.1, params_LP, buffer_LP, streams)[0]
 
     return step
-
-
-def one_step(
-    cores: Cores, grads: GradFn, lanes: int, batch: int, image_shape: tuple[int, ...]
-) -> Tensor:
-    """The step of `make_step`, taken once."""
-    return make_step(cores, grads, lanes, batch, image_shape)()
