@@ -25,6 +25,18 @@ PURPOSES = (
     "server view",
     "recalibration order",
     "streetdigits",
+    "second client view",
+    "second server view",
+    "mix partner",
+    "mix view",
+    "mix share",
+    "central shuffle",
+    "central view",
+    "central labelled",
+    "probe",
+    "learner",
+    "text sample",
+    "text augmentation",
 )
 
 MAX_SEED = 2**32 - 1

@@ -36,12 +36,12 @@ class Arrays(NamedTuple):
 FILES = tuple(f"{name}.npy" for name in Arrays._fields)
 
 
-def write_folder(arrays: Arrays, folder: Path) -> None:
-    """Write and sync, so that a later rename of the folder never outruns its files."""
+def write_folder(arrays: NamedTuple, folder: Path) -> None:
+    """Write every field and sync, so that a later rename of the folder never outruns its files."""
     folder.mkdir()
-    for name, array in zip(FILES, arrays, strict=True):
+    for name, array in zip(arrays._fields, arrays, strict=True):
         array = np.ascontiguousarray(array)
-        with (folder / name).open("wb") as file:
+        with (folder / f"{name}.npy").open("wb") as file:
             # np.save would report a full disk without its error number.
             npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
             file.write(array.data)

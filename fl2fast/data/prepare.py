@@ -42,17 +42,44 @@ def get(name: str, data_dir: Path, progress: Progress = silent) -> Path:
     folder = data_dir / name
     if os.path.isdir(folder):
         return folder
-    with _sole_scratch(folder, progress) as scratch:
+    with _sole_scratch(folder, _megabytes(name), progress) as scratch:
         if not os.path.isdir(folder):  # else another process made it while this one waited
             packaged = PUBLISHED[name].packaged
             if packaged is not None and os.path.isdir(packaged):
                 arrays = _read(name, packaged, packaged, progress)
             else:
-                for file in official_files(name):
-                    _download(name, file, scratch, data_dir, progress)
+                files = official_files(name)
+                advice = (
+                    f"get {' and '.join(file.name for file in files)} by other means and run "
+                    f"`fl2fast data import {name} FOLDER`, put {', '.join(FILES)} into "
+                    f"{str(folder)!r}, or use --dataset streetdigits, which needs no files"
+                )
+                for file in files:
+                    _download(file, scratch, folder, advice, progress)
                 arrays = _read(name, scratch, data_dir, progress)
             _publish(arrays, scratch, folder, progress)
     return folder
+
+
+def get_files(
+    folder: Path,
+    files: tuple[OfficialFile, ...],
+    megabytes: int,
+    advice: str,
+    progress: Progress = silent,
+) -> None:
+    """Download official files as they are into a folder that is not there, or say `advice`."""
+    if os.path.isdir(folder):
+        return
+    with _sole_scratch(folder, megabytes, progress) as scratch:
+        if not os.path.isdir(folder):
+            for file in files:
+                _download(file, scratch, folder, advice, progress)
+            made = scratch / "files"
+            made.mkdir()
+            for file in files:
+                (scratch / file.name).rename(made / file.name)
+            made.rename(folder)
 
 
 def import_files(name: str, path: Path, data_dir: Path, progress: Progress = silent) -> Path:
@@ -67,7 +94,7 @@ def import_files(name: str, path: Path, data_dir: Path, progress: Progress = sil
     if not os.path.exists(path):
         raise UsageError(f"{str(path)!r} does not exist: give a folder with {_wanted(name)}")
     found = [_find(file.name, path) for file in files]
-    with _sole_scratch(folder, progress) as scratch:
+    with _sole_scratch(folder, _megabytes(name), progress) as scratch:
         _refuse_second(folder)  # another process may have been first
         if None not in found:
             for file, original in zip(files, found, strict=True):
@@ -168,7 +195,7 @@ def _md5(path: Path, progress: Progress) -> str:
 
 
 def _download(
-    name: str, file: OfficialFile, scratch: Path, data_dir: Path, progress: Progress
+    file: OfficialFile, scratch: Path, folder: Path, advice: str, progress: Progress
 ) -> None:
     target = scratch / file.name
     if target.is_file():  # only whole files bear their own name
@@ -186,10 +213,8 @@ def _download(
             return
         reason = f"{url} is corrupt: expected MD5 {file.md5}, found {md5}"
     raise UsageError(
-        f"dataset {name!r} is not in {str(data_dir)!r} and cannot be downloaded ({reason}): get "
-        f"{' and '.join(f.name for f in official_files(name))} by other means and run `fl2fast "
-        f"data import {name} FOLDER`, put {', '.join(FILES)} into {str(data_dir / name)!r}, or use "
-        "--dataset streetdigits, which needs no files"
+        f"dataset {folder.name!r} is not in {str(folder.parent)!r} and cannot be downloaded "
+        f"({reason}): {advice}"
     )
 
 
@@ -222,7 +247,7 @@ def _network() -> Iterator[None]:
 
 
 @contextmanager
-def _sole_scratch(folder: Path, progress: Progress) -> Iterator[Path]:
+def _sole_scratch(folder: Path, megabytes: int, progress: Progress) -> Iterator[Path]:
     """The scratch folder of a target, held by this process alone and gone afterwards."""
     path = folder.with_name(f".{folder.name}.partial")
     try:
@@ -246,7 +271,7 @@ def _sole_scratch(folder: Path, progress: Progress) -> Iterator[Path]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = (
                 f"no space left in {where!r}: preparing {folder.name} takes about "
-                f"{_megabytes(folder.name)} MB; make room or choose another --data-dir"
+                f"{megabytes} MB; make room or choose another --data-dir"
             )
         else:
             message = (

@@ -54,7 +54,16 @@ SETTINGS: dict[str, Settings] = {
         rho=1.0,
     ),
     "fashion-mnist": Settings(flfl=_IMAGENET, semifl=Constants((0.2860,), (0.3530,))),
+    # Features come as they are. What the paper publishes ends with encoder, head and labels.
+    "agnews": Settings(
+        flfl=Constants((0.0,), (1.0,)),
+        semifl=Constants((0.0,), (1.0,)),
+        labels=20,
+        model="linear",
+    ),
 }
+
+TEXTS = ("agnews",)  # of these a model sees an encoder's features
 
 
 def pretrain_calls(settings: Settings, num_labels: int, server_epochs: int) -> int:
