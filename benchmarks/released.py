@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.pil import pil_cutout, pil_op
 from fl2fast.clock import Clock
+from fl2fast.data.inputs import Images
 from fl2fast.data.plan import select, shuffled_batches
 from fl2fast.data.views import OPS, crop_offsets, draw_views
 from fl2fast.engine.world import ClientStore, ServerState, World
@@ -77,7 +78,9 @@ class Views(Dataset):
     ) -> None:
         e, (height, width) = world.experiment, image_DHWC.shape[1:3]
         self.image_DHWC, self.row_M, self.views = image_DHWC, row_M, views.split()
-        self.mean, self.std, self.flip = world.mean.tolist(), world.std.tolist(), e.flip
+        assert isinstance(world.inputs, Images)
+        mean, std = world.inputs.mean, world.inputs.std
+        self.mean, self.std, self.flip = mean.tolist(), std.tolist(), e.flip
         self.pad = [int(width * e.crop), int(height * e.crop)]
         epoch, row = (index.ravel() for index in np.indices((draws.epochs, len(row_M))))
         place = (e.seed, *draws[:3], epoch, row)
@@ -209,9 +212,10 @@ class Released:
                 raise ValueError(f"the released code knows no {name} = {value}")
         self.world, self.workers, self.split = world, workers, world.splits[0]
         self.layout = world.network.layout
+        assert isinstance(world.inputs, Images)
         self.train_DHWC, self.test_DHWC = (
             np.ascontiguousarray(images[:, 0] if images.shape[1] == 1 else images.movedim(1, 3))
-            for images in (world.images, world.test_images)
+            for images in (world.inputs.images, world.inputs.test_images)
         )
 
     def run_round(self, state: ServerState, store: ClientStore, round: int) -> RoundCost:

@@ -64,7 +64,7 @@ def stacked_step(model: str, lowering: str, lanes: int, batch: int) -> Callable[
     client = flfl().client
     assert client is not None
     cores = Cores(Network.of(find_model(model)(10), lowering, torch.zeros(())))
-    return make_step(cores, client.grads, lanes, batch, SHAPE)
+    return make_step(cores, client, lanes, batch, SHAPE)
 
 
 def flops_per_image(model: str) -> float:
@@ -116,7 +116,7 @@ def ops_per_client_step(model: str, lowering: str, lanes: int) -> float:
     client = flfl().client
     assert client is not None
     network = Network.of(find_model(model)(10), lowering, torch.zeros(()))
-    return len(meter_step(network, client.grads, lanes, 8, SHAPE, "some").ops) / lanes
+    return len(meter_step(network, client, lanes, 8, SHAPE, "some").ops) / lanes
 
 
 @click.command()

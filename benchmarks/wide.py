@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import write_record
 from fl2fast.data.plan import LaneBatch, make_waves
-from fl2fast.engine.local import local_step
+from fl2fast.engine.local import Step, local_step
 from fl2fast.memory import keep_freed_memory
 from fl2fast.methods import METHODS
 from fl2fast.methods.method import Batch
@@ -44,12 +44,13 @@ def main(lowering: str, chunk: int) -> None:
     client = METHODS["flfl"](rho=1.0).client
     assert client is not None
     before, lr = params_LP.clone(), torch.tensor(0.03)
+    step = Step.of(client, network, params_LP[0])
     started = time.perf_counter()
     for wave in waves:
         lane_L = torch.from_numpy(wave.lane_G)
         own = (view_LBCHW[lane_L], y_LB[lane_L], None, keep_LB[lane_L], sure_LB[lane_L])
         batch = Batch(lane_L, *own, wave.sureness)
-        local_step(network, client.grads, SGD(), lr, params_LP, buffer_LP, batch)
+        local_step(network, step, SGD(), lr, params_LP, buffer_LP, batch)
     seconds = time.perf_counter() - started
     moved = (params_LP - before).norm(dim=1).tolist()
     row = {

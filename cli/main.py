@@ -7,8 +7,10 @@ import click
 from fl2fast.cli.bench import bench_command
 from fl2fast.cli.data import data_command
 from fl2fast.cli.demo import demo_command
+from fl2fast.cli.listing import list_command, show_command
 from fl2fast.cli.plan import plan_command
 from fl2fast.cli.profile import profile_command
+from fl2fast.cli.reproduce import reproduce_command
 from fl2fast.cli.train import train_command
 from fl2fast.cli.tune import tune_command
 from fl2fast.cli.verify import verify_command
@@ -32,6 +34,9 @@ fl2fast.add_command(plan_command)
 fl2fast.add_command(profile_command)
 fl2fast.add_command(tune_command)
 fl2fast.add_command(bench_command)
+fl2fast.add_command(reproduce_command)
+fl2fast.add_command(list_command)
+fl2fast.add_command(show_command)
 
 
 def main(args: list[str] | None = None) -> None:

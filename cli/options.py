@@ -12,7 +12,7 @@ from fl2fast.data.load import default_data_dir
 from fl2fast.data.partition import PARTITION_NAMES
 from fl2fast.data.prepare import get
 from fl2fast.data.published import PUBLISHED
-from fl2fast.experiment import PRESETS, Experiment, experiment, read_config
+from fl2fast.experiment import PRESETS, Experiment, experiment, read_config, read_options
 from fl2fast.models import MODEL_NAMES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,7 +24,16 @@ SETTINGS = (
     click.option(
         "--labels", type=int, help="Labelled images on the server, balanced over classes."
     ),
-    click.option("--method", help="flfl (default), supervised or fedavg."),
+    click.option(
+        "--method", help="flfl (default), another of `fl2fast list methods`, or file.py:factory."
+    ),
+    click.option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the method's own (see fl2fast show METHOD); may be given again.",
+    ),
     click.option("--model", help=MODEL_NAMES + "."),
     click.option("--partition", help=PARTITION_NAMES + "."),
     click.option("--clients", type=int, help="Clients in the federation."),
@@ -51,6 +60,7 @@ SETTINGS = (
     click.option(
         "--chunk", type=int, help="Lanes trained at once, to bound memory; 0 (default): all."
     ),
+    click.option("--encoder", help="Of text: a Hugging Face name, a folder, or a package."),
     click.option("--eval-every", type=int, help="Rounds between tests; the last is always tested."),
 )
 SOURCES = (
@@ -88,7 +98,9 @@ def read_flags(flags: dict[str, Any]) -> Asked:
     """Flags win over --config, which wins over --preset."""
     given = {} if flags["config"] is None else read_config(flags["config"])
     settings = {field.name for field in fields(Experiment)}
-    given |= {n: v for n, v in flags.items() if v is not None and n in settings}
+    given |= {n: v for n, v in flags.items() if v is not None and n in settings and n != "options"}
+    if flags["options"]:
+        given["options"] = given.get("options", {}) | read_options(flags["options"])
     preset, out, data_dir = (
         flags.get(name) or in_file
         for name, in_file in ((n, given.pop(n, None)) for n in ("preset", "out", "data_dir"))

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl2fast.data.augment import normalise
 from fl2fast.engine.label import infer_rows
 from fl2fast.engine.round import LabelReport
 from fl2fast.engine.world import ServerState, World
@@ -16,14 +15,13 @@ from fl2fast.models.network import Network
 @torch.no_grad()
 def evaluate(world: World, state: ServerState) -> list[tuple[float, float | None]]:
     """(accuracy in percent, mean cross-entropy) of every seed's global model on the test set."""
-    num, step = len(world.test_labels), infer_rows(world.device)
+    num, step, models_S = len(world.test_labels), infer_rows(world.device), world.models(state)
 
     def test(network: Network, part: tuple[int, int]) -> Tensor:
         """Correct answers and summed cross-entropy."""
         s, start = part
-        images, y = (t[start : start + step] for t in (world.test_images, world.test_labels))
-        x = normalise(images, world.mean, world.std)
-        logits = network.infer(state.params_SP[s], state.stats_S[s], x)
+        x, y = world.inputs.test(start, start + step), world.test_labels[start : start + step]
+        logits = network.infer(models_S[s], state.stats_S[s], x)
         correct = (logits.argmax(-1) == y).sum()
         loss = cross_entropy(logits, y, reduction="sum")
         return torch.stack((correct.double(), loss.double()))

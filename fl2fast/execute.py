@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fl2fast.engine.auto import Trial, choose_extras, choose_lowering
 from fl2fast.errors import UsageError
 from fl2fast.experiment import Experiment
+from fl2fast.methods.method import CentralPart, ClientPart, Part
 from fl2fast.models.execution import KERNELS, Execution
 from fl2fast.models.lowering import check_lowering
 from fl2fast.precision import check_precision, set_precision
@@ -42,11 +43,15 @@ def choose_executions(
             "cotangent at a time; use backward 'separate', or drop them"
         )
     lanes = min(e.chunk or e.seeds * e.cohort, e.seeds * e.cohort)
-    client_grads = method.client.grads if method.client else method.server_grads
-    trial = Trial(module, client_grads, like, e.model, lanes, e.batch_size, image_shape)
-    server_trial = trial._replace(
-        grads=method.server_grads, lanes=min(e.chunk or e.seeds, e.seeds), batch=e.server_batch_size
+    seeds = min(e.chunk or e.seeds, e.seeds)
+    server_part = method.server or method.main
+    server_rows = batch_rows(e, server_part)
+    trial = Trial(
+        module, server_part, method.learner, like, e.model, seeds, server_rows, image_shape
     )
+    server_trial = trial
+    if method.client is not None:
+        trial = trial._replace(part=method.client, lanes=lanes, batch=e.batch_size)
     clients, server = asked, asked._replace(lowering=own)
     if e.lowering == "auto":
         clients = choose_lowering(trial, clients, "lowering", say)
@@ -66,6 +71,13 @@ def choose_executions(
         kernels=",".join(k for k in KERNELS if k in clients.kernels) or "none",
     )
     return resolved, clients, server
+
+
+def batch_rows(experiment: Experiment, part: Part) -> int:
+    """Rows of a full batch."""
+    if isinstance(part, CentralPart):
+        return part.num_unlabelled
+    return experiment.batch_size if isinstance(part, ClientPart) else experiment.server_batch_size
 
 
 def _kernels(asked: str) -> frozenset[str]:

@@ -2,7 +2,8 @@
 
 import math
 import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from fl2fast import rng
 from fl2fast.data.backends import BACKENDS
 from fl2fast.data.load import check_dataset
 from fl2fast.data.partition import check_partition
-from fl2fast.data.settings import CIFAR10, SETTINGS, Settings, pretrain_calls
+from fl2fast.data.settings import CIFAR10, SETTINGS, TEXTS, Settings, pretrain_calls
 from fl2fast.errors import UsageError
-from fl2fast.methods import METHODS, Method
+from fl2fast.methods import check_options, find_method, method_options
+from fl2fast.methods.method import Method
 from fl2fast.models import find_model
 from fl2fast.models.execution import PRECISIONS
 from fl2fast.models.lowering import LOWERINGS
@@ -84,7 +86,9 @@ class Experiment:
     crop: float = 0.125  # reflect padding of the random crop, as a share of the side
     train_size: int = 0  # the first images of the dataset; 0: all (of streetdigits 20,000 + 4,000)
     test_size: int = 0
-    data_seed: int = 0  # of streetdigits
+    data_seed: int = 0  # of streetdigits, and of the texts that are sampled
+    encoder: str = "bert-base-uncased"  # of text: a Hugging Face name, a folder, or a package
+    options: dict[str, Any] = field(default_factory=dict)  # of the method: fl2fast show METHOD
 
     @property
     def seed_list(self) -> list[int]:
@@ -102,9 +106,9 @@ class Experiment:
 
     def make_method(self) -> Method:
         """The method with those of its options that this experiment names."""
-        make = METHODS[self.method]
-        names = make.__kwdefaults__ or {}
-        return make(**{name: value for name, value in asdict(self).items() if name in names})
+        make = find_method(self.method)
+        known = method_options(make)
+        return make(**{n: v for n, v in asdict(self).items() if n in known}, **self.options)
 
 
 QUICK: dict[str, Any] = {
@@ -133,7 +137,6 @@ PAPER: dict[str, Any] = {
 PRESETS = {"quick": QUICK, "paper": PAPER}
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "method": tuple(METHODS),
     "schedule": ("cosine", "constant"),
     "dtype": tuple(DTYPES),
     "lowering": ("auto", *LOWERINGS),
@@ -185,15 +188,18 @@ _RANGES: dict[str, tuple[float, float | None]] = {
 }
 
 
+_DEFAULTS = {f.name: getattr(Experiment(), f.name) for f in fields(Experiment)}
+
+
 def experiment(preset: str | None = None, **given: Any) -> Experiment:
-    """An experiment from explicit values over a preset over the dataset's row of settings.
+    """An experiment: explicit values over the method's over a preset's over the dataset's row.
 
     >>> experiment(dataset="svhn", labels=40).pretrain
     102
     >>> experiment(rounds=3).model
     'cnn'
     """
-    known = {f.name: f.default for f in fields(Experiment)}
+    known = _DEFAULTS
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise UsageError(f"unknown setting {unknown[0]!r}: see fl2fast train --help and README.md")
@@ -209,12 +215,16 @@ def experiment(preset: str | None = None, **given: Any) -> Experiment:
     if not isinstance(preset, str) or preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}: choose {' or '.join(PRESETS)}")
     values = _row(settings, given.get("constants", Experiment.constants))
-    values |= PRESETS[preset] | given
+    values |= PRESETS[preset]
+    if dataset in TEXTS:
+        values["model"] = settings.model  # a preset's is for images
+    own = getattr(find_method(given.get("method", Experiment.method)), "protocol", {})
+    values |= own | given
     if "epochs" in given and "server_epochs" not in given:
         values["server_epochs"] = given["epochs"]
     made = Experiment(**values)
     check(made)
-    if "pretrain" not in given:
+    if "pretrain" not in own | given:
         made = replace(made, pretrain=pretrain_calls(settings, made.labels, made.server_epochs))
     return made
 
@@ -243,10 +253,29 @@ def read_config(path: Path) -> dict[str, Any]:
     return settings
 
 
+def read_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Method options from NAME=VALUE; a value is a number, true, false or a word.
+
+    >>> read_options(["beta=0.75", "mix_loss=false", "partners=kept"])
+    {'beta': 0.75, 'mix_loss': False, 'partners': 'kept'}
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not (name and equals and text):
+            raise UsageError(f"option {pair!r} is not NAME=VALUE, such as beta=0.75")
+        try:
+            options[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[name] = text
+    return options
+
+
 def check(made: Experiment) -> None:
     """Refuse, in one sentence, what can be known to be wrong before any data is read."""
-    for field in fields(Experiment):
-        _check_type(field.name, getattr(made, field.name), field.default)
+    for name, default in _DEFAULTS.items():
+        _check_type(name, getattr(made, name), default)
+    check_options(made.method, made.options, set(_DEFAULTS))
     for name, choices in _CHOICES.items():
         if (value := getattr(made, name)) not in choices:
             raise UsageError(f"unknown {name} {value!r}: choose {', '.join(choices)}")

@@ -26,12 +26,13 @@ from fl2fast.engine.auto import make_step
 from fl2fast.engine.batches import AUGMENT_ROWS, block_rows
 from fl2fast.engine.label import infer_rows
 from fl2fast.errors import UsageError
+from fl2fast.execute import batch_rows
 from fl2fast.experiment import Experiment
 from fl2fast.machine import device_name
 from fl2fast.memory import keep_freed_memory
-from fl2fast.methods.method import Sureness
+from fl2fast.methods.method import Method, Sureness
 from fl2fast.models.network import Network, Stats
-from fl2fast.outline import Outline, client_grads, make_outline, stacked
+from fl2fast.outline import Outline, make_outline, stacked
 from fl2fast.profile import Meter, meter_step, of_kind, plain_network
 from fl2fast.roofline import EFFICIENCY, Gpu, find_gpus, seconds_on
 from fl2fast.tune import interleave
@@ -62,7 +63,8 @@ class Work(NamedTuple):
 
 def make_works(outline: Outline) -> dict[str, Work]:
     """The phases of a round that is tested, and the pretraining before the first."""
-    e, sizes, client = outline.experiment, outline.sizes, outline.experiment.make_method().client
+    e, sizes, method = outline.experiment, outline.sizes, outline.experiment.make_method()
+    client = method.client
     cohort_rows = e.seeds * e.cohort * outline.client_rows
     server_rows = e.seeds * e.labels * e.server_epochs
     unlabelled = sizes.train - e.labels if e.sbn_data == "all" else e.cohort * outline.client_rows
@@ -73,8 +75,12 @@ def make_works(outline: Outline) -> dict[str, Work]:
         works["pseudo_label"] = Work("inference", cohort_rows, e.rounds, "weak")
     if client is not None:
         rows = e.epochs * cohort_rows
-        works["local_training"] = Work("client step", rows, e.rounds, client.view)
-    works["fine_tune"] = Work("server step", server_rows, e.rounds, "weak")
+        works["local_training"] = Work("client step", rows, e.rounds, client.views[0])
+    elif method.central is not None:
+        rows = e.epochs * e.seeds * sizes.train
+        works["local_training"] = Work("client step", rows, e.rounds, method.central.views[0])
+    if method.server is not None:
+        works["fine_tune"] = Work("server step", server_rows, e.rounds, "weak")
     rows = e.seeds * (e.labels + unlabelled)
     works["recalibrate"] = Work("moments", rows, 1 + (e.rounds if predicts else tested))
     works["evaluate"] = Work("inference", e.seeds * sizes.test, tested)
@@ -92,21 +98,24 @@ def make_calls(outline: Outline, assume: Sureness) -> dict[str, Call]:
         )
         for n in (outline.clients.network, outline.server.network)
     )
-    grads, server_grads = of_kind(client_grads(e), assume), e.make_method().server_grads
-    wave = min(e.chunk or outline.lanes, outline.lanes)
-    trial, rows, server_rows = outline.trial_lanes, e.batch_size, e.server_batch_size
+    method = e.make_method()
+    learner, part, server = method.learner, method.main, method.server or method.main
     seeds = min(e.chunk or e.seeds, e.seeds)
+    wave = min(e.chunk or outline.lanes, outline.lanes) if method.client else seeds
+    trial = outline.trial_lanes if method.client else seeds
+    rows, server_rows = batch_rows(e, part), batch_rows(e, server)
+    assumed = of_kind(part, assume)
     return {
         "client step": Call(
-            meter_step(plain, grads, wave, rows, shape, assume),
+            meter_step(plain, part, wave, rows, shape, assume, learner),
             wave * rows,
-            make_step(outline.clients, grads, trial, rows, shape),
+            make_step(outline.clients, assumed, trial, rows, shape, learner),
             trial * rows,
         ),
         "server step": Call(
-            meter_step(plain_server, server_grads, seeds, server_rows, shape),
+            meter_step(plain_server, server, seeds, server_rows, shape, learner=learner),
             seeds * server_rows,
-            make_step(outline.server, server_grads, seeds, server_rows, shape),
+            make_step(outline.server, server, seeds, server_rows, shape, learner),
             seeds * server_rows,
         ),
         "inference": _passes(outline, plain, INFER_ROWS, infer_rows(_device(outline)), _infer),
@@ -154,22 +163,34 @@ def count_flops(works: Mapping[str, Work], calls: Mapping[str, Call]) -> dict[st
     }
 
 
+def _widths(outline: Outline, method: Method) -> tuple[int, int]:
+    """Columns of a learner's row, and those that a client keeps of it between rounds."""
+    network = plain_network(outline.clients.network)
+    params_P = torch.zeros_like(network.weights_P)
+    row_P = method.learner.init(network, params_P, params_P.new_zeros)
+    if method.client is None or method.client.memory is None:
+        return len(row_P), 0
+    probe = params_P.new_zeros(outline.sizes.image_shape)
+    return len(row_P), method.client.memory.keep(network, row_P[None], probe).shape[-1]
+
+
 def count_memory(outline: Outline, assume: Sureness, calls: Mapping[str, Call]) -> dict[str, int]:
     """Bytes by part. Steps and passes are of different moments: the larger one counts."""
     e, sizes, cores = outline.experiment, outline.sizes, outline.clients
     image = torch.Size(sizes.image_shape).numel()
-    row = cores.network.layout.width * e.torch_dtype.itemsize
+    method = e.make_method()
+    row, kept = (width * e.torch_dtype.itemsize for width in _widths(outline, method))
     lanes, plain = _at_once(outline), plain_network(cores.network)
     alone = plain.execution.alone
-    own = meter_step(
-        plain, client_grads(e), 1 if alone else lanes, e.batch_size, sizes.image_shape, assume
-    )
+    rows, at_once = batch_rows(e, method.main), 1 if alone else lanes
+    own = meter_step(plain, method.main, at_once, rows, sizes.image_shape, assume, method.learner)
     held = min(AUGMENT_ROWS, e.epochs * outline.client_rows) * (2 * lanes - 1)  # see engine.cores
     views = held if alone else 2 * block_rows(e)  # the next block is made before the last one goes
     return {
         "data": (sizes.train + sizes.test) * (image + INDEX),
         "global models": 3 * e.seeds * row,
         "client momenta": e.seeds * e.clients * row if e.client_momentum == "persist" else 0,
+        "client memories": e.seeds * e.clients * kept,
         "cohort": 4 * outline.lanes * row,
         "views": views * image * e.torch_dtype.itemsize,
         "step of one lane": own.peak_bytes // (1 if alone else lanes),

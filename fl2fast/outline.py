@@ -15,9 +15,8 @@ from fl2fast.data.load import fit_images
 from fl2fast.data.published import PUBLISHED
 from fl2fast.engine.cores import Cores
 from fl2fast.errors import UsageError
-from fl2fast.execute import choose_executions
+from fl2fast.execute import batch_rows, choose_executions
 from fl2fast.experiment import Experiment
-from fl2fast.methods.method import GradFn
 from fl2fast.models import check_module, in_channels
 from fl2fast.models.execution import Execution
 from fl2fast.models.network import Network
@@ -111,16 +110,12 @@ def make_outline(
 
 def _trial_lanes(e: Experiment, module: nn.Module, sizes: Sizes, like: Tensor) -> int:
     """As many lanes as may be timed: a wide network must not cost minutes before it runs."""
-    grads, plain = client_grads(e), plain_network(Network.of(module, "loop", like))
-    lane = meter_step(plain, grads, 1, e.batch_size, sizes.image_shape)
+    method, plain = e.make_method(), plain_network(Network.of(module, "loop", like))
+    rows = batch_rows(e, method.main)
+    lane = meter_step(plain, method.main, 1, rows, sizes.image_shape, learner=method.learner)
     most = min(e.chunk or e.seeds * e.cohort, e.seeds * e.cohort)
     fewest = torch.get_num_threads() if like.device.type == "cpu" else 1
     return min(max(int(TRIAL_FLOPS // lane.flops), fewest), most)
-
-
-def client_grads(e: Experiment) -> GradFn:
-    method = e.make_method()
-    return method.client.grads if method.client else method.server_grads
 
 
 def stacked(e: Experiment) -> str:

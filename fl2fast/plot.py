@@ -1,5 +1,6 @@
 """Learning curves: test accuracy and the pseudo-label diagnostics of the paper's Fig. 3."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,17 @@ PANELS = (
 )
 
 
-def draw_curves(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def draw_curves(
+    runs: dict[str, list[dict[str, Any]]],
+    path: Path,
+    panels: Sequence[tuple[str, str]] = PANELS,
+) -> None:
     """Mean over seeds, one line a run, with a band from the lowest to the highest seed."""
-    figure = Figure(figsize=(10.5, 5.6), layout="constrained")
-    axes = figure.subplots(2, 3)
-    for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.5 * columns, 2.8 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False)
+    for axis, (name, title) in zip(axes.flat, panels, strict=True):
         for colour, (label, rows) in enumerate(runs.items()):
             _draw(axis, rows, name, label, f"C{colour}")
         axis.set_title(title, fontsize=10)

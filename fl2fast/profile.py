@@ -37,7 +37,7 @@ from fl2fast.evaluate import evaluate
 from fl2fast.experiment import Experiment
 from fl2fast.machine import environment
 from fl2fast.memory import keep_freed_memory
-from fl2fast.methods.method import Batch, GradFn, Sureness
+from fl2fast.methods.method import PLAIN, Batch, Learner, Part, Sureness
 from fl2fast.models.network import Network
 from fl2fast.precision import set_precision
 from fl2fast.record import claim_folder
@@ -129,22 +129,28 @@ def plain_network(network: Network) -> Network:
 
 def meter_step(
     network: Network,
-    grads: GradFn,
+    part: Part,
     lanes: int,
     batch: int,
     image_shape: tuple[int, ...],
     sureness: Sureness = "some",
+    learner: Learner = PLAIN,
 ) -> Meter:
     """One step of so many lanes on fake tensors: everything is counted, nothing is computed."""
     meter = Meter()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        make_step(_Metered(network, meter), of_kind(grads, sureness), lanes, batch, image_shape)()
+        cores = _Metered(network, meter)
+        make_step(cores, of_kind(part, sureness), lanes, batch, image_shape, learner)()
     return meter
 
 
-def of_kind(grads: GradFn, sureness: Sureness) -> GradFn:
-    """The gradients of batches that are said to have no sure row, some, or only such."""
-    return lambda net, params_LP, batch: grads(net, params_LP, batch._replace(sureness=sureness))
+def of_kind(part: Part, sureness: Sureness) -> Part:
+    """The part with batches that are said to have no sure row, some, or only such."""
+
+    def grads(net: Network, params_LP: Tensor, batch: Batch) -> Tensor:
+        return part.grads(net, params_LP, batch._replace(sureness=sureness))
+
+    return part._replace(grads=grads)
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -218,7 +224,7 @@ def profile(
     set_precision(world.experiment.precision)
     clock, store = Clock(world.device), ClientStore()
     state = warm_up(world, initial_state(world), clock.phase)
-    make_step(cores, *_client_step(world))()  # a first step may set something up
+    make_step(cores, *_client_step(world), world.method.learner)()  # may set something up
     warm_seconds, _ = clock.read(), cores.read()
     state, _ = run_round(world, state, store, 1, clock.phase, tested=True)
     with clock.phase("evaluate"):
@@ -240,20 +246,20 @@ def profile(
     return found
 
 
-def _client_step(world: World) -> tuple[GradFn, int, int, tuple[int, ...]]:
-    """What makes a step of the clients: gradients, lanes, rows and the shape of an image."""
+def _client_step(world: World) -> tuple[Part, int, int, tuple[int, ...]]:
+    """What makes a step of the clients: the method's part, lanes, rows, the shape of an image."""
     e, client = world.experiment, world.method.client
     assert client is not None, "there are no clients to profile"
     lanes = e.seeds * e.cohort
-    return client.grads, min(e.chunk or lanes, lanes), e.batch_size, world.images.shape[1:]
+    return client, min(e.chunk or lanes, lanes), e.batch_size, world.inputs.shape
 
 
 def _figures(world: World, timed: list[Taken], seconds: float) -> dict[str, Any]:
     """What the timed steps cost, against what the device can do."""
-    grads, lanes, batch, shape = _client_step(world)
-    network = plain_network(world.network)
+    part, lanes, batch, shape = _client_step(world)
+    network, learner = plain_network(world.network), world.method.learner
     kinds: tuple[Sureness, ...] = ("none", "some", "all")
-    meters = {kind: meter_step(network, grads, lanes, batch, shape, kind) for kind in kinds}
+    meters = {kind: meter_step(network, part, lanes, batch, shape, kind, learner) for kind in kinds}
     per_image = {kind: meter.flops / (lanes * batch) for kind, meter in meters.items()}
     flops = sum(per_image[step.sureness] * step.lanes * step.width for step in timed)
     peak = peak_flops(world.device, world.experiment.torch_dtype)

@@ -1,7 +1,8 @@
 """The run folder: what was asked for, where it ran, what came out.
 
 config.json and partition.json say what ran, metrics.jsonl what it measured (nothing in it depends
-on the clock: equal runs give equal bytes), timing.jsonl and env.json how fast and on what.
+on the clock: equal runs give equal bytes), diagnostics.jsonl and confusion.json what the clients
+did, timing.jsonl and env.json how fast and on what.
 """
 
 import json
@@ -20,6 +21,7 @@ from fl2fast.errors import UsageError
 from fl2fast.experiment import Experiment
 from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
+from fl2fast.plot_diagnostics import draw_diagnostics, draw_partition
 from fl2fast.simulate import RoundReport
 
 
@@ -67,9 +69,14 @@ class Recorder:
         self.started = time.perf_counter()
         self.rows: list[dict[str, Any]] = []
         self.num_trained, self.seconds = 0, 0.0
+        self.inside: list[dict[str, Any]] = []  # of the first seed
+        self.last: list[dict[str, Any]] = []
         _write_json(out / "config.json", asdict(world.experiment))
         _write_json(out / "env.json", environment(world.experiment.device))
-        _write_json(out / "partition.json", _partition(world))
+        partition = _partition(world)
+        _write_json(out / "partition.json", partition)
+        held = [client["classes"] for client in partition["seeds"][0]["clients"]]
+        draw_partition(np.array(held), out / "partition.png")
 
     def add(self, report: RoundReport) -> None:
         self.rows += report.metrics
@@ -78,6 +85,10 @@ class Recorder:
         self.state = report.state  # the last one only: a state is as large as three models a seed
         _append_lines(self.out / "metrics.jsonl", report.metrics)
         _append_lines(self.out / "timing.jsonl", [timing_row(report)])
+        if report.diagnostics:
+            _append_lines(self.out / "diagnostics.jsonl", _without_confusion(report.diagnostics))
+            self.inside += _of_first_seed(report.diagnostics)
+            self.last = report.diagnostics
 
     def finish(self) -> dict[str, Any]:
         """Summary, model and curves, once the last round is in."""
@@ -89,7 +100,20 @@ class Recorder:
         _write_json(self.out / "summary.json", summary)
         save_file(named_tensors(self.world, self.state), self.out / "model.safetensors")
         draw_curves({self.world.experiment.method: self.rows}, self.out / "curves.png")
+        if self.inside:
+            confusion = [{n: row[n] for n in ("seed", "round", "confusion")} for row in self.last]
+            _write_json(self.out / "confusion.json", confusion)
+            draw_diagnostics(self.inside, self.out / "diagnostics.png")
         return summary
+
+
+def _without_confusion(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A hundred classes would make it the bulk of a run: the last round's has its own file."""
+    return [{name: value for name, value in row.items() if name != "confusion"} for row in rows]
+
+
+def _of_first_seed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["seed"] == rows[0]["seed"]]
 
 
 def accuracies(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -124,7 +148,7 @@ def named_tensors(world: World, state: ServerState) -> dict[str, torch.Tensor]:
     """
     seeds, named = world.experiment.seed_list, {}
     net = world.network
-    for seed, params_P, stats in zip(seeds, state.params_SP, state.stats_S, strict=True):
+    for seed, params_P, stats in zip(seeds, world.models(state), state.stats_S, strict=True):
         own = dict(net.layout.split(params_P))
         own |= {f"{n}.running_mean": t for n, t in net.norms.split(stats.mean_Q).items()}
         own |= {f"{n}.running_var": t for n, t in net.norms.split(stats.var_Q).items()}

@@ -1,18 +1,18 @@
 """From an experiment to a running federation: data -> partition -> rounds -> reports."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fl2fast import rng
 from fl2fast.clock import Clock
-from fl2fast.data.backends import choose, make_augment
-from fl2fast.data.load import default_data_dir, fit_images, load
+from fl2fast.data.load import default_data_dir
 from fl2fast.data.partition import split_rows
-from fl2fast.engine.batches import block_rows
+from fl2fast.dataset import num_classes, read_dataset
+from fl2fast.diagnostics import diagnose
 from fl2fast.engine.cores import Cores
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
@@ -33,6 +33,7 @@ class RoundReport(NamedTuple):
     seconds: dict[str, float]
     num_trained: int  # images that clients trained on, counted once per step
     state: ServerState
+    diagnostics: list[dict[str, Any]]  # of rounds that are tested: a row per seed
 
 
 def build_world(
@@ -46,47 +47,43 @@ def build_world(
     """
     e = experiment
     check(e)
-    arrays = load(e.dataset, data_dir or default_data_dir(), e.train_size, e.test_size, e.data_seed)
-    num_classes = arrays.num_classes
+    data = read_dataset(e, data_dir or default_data_dir(), say)
+    classes = num_classes(data)
     splits = tuple(
-        split_rows(arrays.train_labels, num_classes, e.labels, e.partition, e.clients, seed)
+        split_rows(data.train_labels, classes, e.labels, e.partition, e.clients, seed)
         for seed in e.seed_list
     )
-    module = make_module(e, num_classes, e.seed)
-    channels = in_channels(module) or arrays.train_images.shape[1]
-    train_images = fit_images(arrays.train_images, channels)
-    test_images = fit_images(arrays.test_images, channels)
-    check_module(module, e.model, train_images.shape[1:], num_classes)
-    device, shape = torch.device(e.device), train_images.shape[1:]
+    device = torch.device(e.device)
     like = torch.zeros((), dtype=e.torch_dtype, device=device)
-    mean, std = (_per_channel(values, channels, like) for values in (e.mean, e.std))
+    module = make_module(e, classes, e.seed, data.shape())
+    channels = in_channels(module)
+    shape = data.shape(channels)
+    check_module(module, e.model, shape, classes)
     module = module.to(like)
     e, clients, server = choose_executions(e, module, like, shape, say)
-    if e.augment == "auto":
-        verdict = choose(shape, block_rows(e), device)
-        say(f"augment auto: {verdict}")
-        e = replace(e, augment=verdict.choice)
+    e, inputs = data.make_inputs(e, channels, like, say)
     return World(
         experiment=e,
-        images=torch.tensor(train_images, device=device),  # a copy: the file may go away
-        truth=torch.from_numpy(arrays.train_labels).to(device),
-        truth_host=arrays.train_labels,
-        test_images=torch.tensor(test_images, device=device),
-        test_labels=torch.from_numpy(arrays.test_labels).to(device),
-        num_classes=num_classes,
+        inputs=inputs,
+        truth=torch.from_numpy(data.train_labels).to(device),
+        truth_host=data.train_labels,
+        test_labels=torch.from_numpy(data.test_labels).to(device),
+        num_classes=classes,
         splits=splits,
         clients=Cores(Network.of(module, clients, like), e.chunk),
         server=Cores(Network.of(module, server, like), e.chunk),
         method=e.make_method(),
-        augment=make_augment(e.augment, flip=e.flip, crop=e.crop, shape=shape, device=device),
-        mean=mean,
-        std=std,
     )
 
 
-def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn.Module:
+def make_module(
+    experiment: Experiment,
+    num_classes: int,
+    seed: int,
+    input_shape: tuple[int, ...] = (3, 32, 32),
+) -> torch.nn.Module:
     """The model as this seed initialises it."""
-    factory = find_model(experiment.model)
+    factory = find_model(experiment.model, input_shape)
     with rng.torch_seeded(seed, "init"):
         try:
             module = factory(num_classes)
@@ -100,24 +97,19 @@ def make_module(experiment: Experiment, num_classes: int, seed: int) -> torch.nn
     return module
 
 
-def _per_channel(values: tuple[float, ...], channels: int, like: torch.Tensor) -> torch.Tensor:
-    """One value per channel; a grey model takes the mean of a colour row."""
-    if len(values) != channels and 1 not in (len(values), channels):
-        raise UsageError(
-            f"mean and std have {len(values)} values, but the images have {channels} channels: "
-            f"give {channels}"
-        )
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return (tensor if len(values) == channels else tensor.mean().expand(channels)).to(like)
-
-
 def initial_state(world: World) -> ServerState:
     """Freshly initialised global models; warm-up makes their first statistics."""
-    rows = []
+    rows, network = [], world.network
     for seed in world.experiment.seed_list:
-        module = make_module(world.experiment, world.num_classes, seed)
-        rows.append(world.network.layout.join(dict(module.named_parameters())).detach())
-    params_SP = torch.stack(rows).to(world.network.weights_P)
+        module = make_module(world.experiment, world.num_classes, seed, world.inputs.shape)
+        params_P = network.layout.join(dict(module.named_parameters())).detach()
+        draws = rng.generator(seed, "learner")
+
+        def normal(num: int, draws: np.random.Generator = draws) -> torch.Tensor:
+            return torch.from_numpy(draws.standard_normal(num)).to(network.weights_P)
+
+        rows.append(world.method.learner.init(network, params_P.to(network.weights_P), normal))
+    params_SP = torch.stack(rows)
     zeros = torch.zeros_like(params_SP)
     return ServerState(params_SP, zeros, zeros.clone(), ())
 
@@ -136,6 +128,7 @@ def simulate(world: World) -> Iterator[RoundReport]:
         with clock.phase("evaluate"):
             tests = evaluate(world, state) if due else [(None, None)] * e.seeds
             figures = label_figures(world, labels)
+            inside = [{"round": round, **row} for row in diagnose(world, labels)] if due else []
         metrics = [
             {
                 "round": round,
@@ -148,4 +141,4 @@ def simulate(world: World) -> Iterator[RoundReport]:
             for seed, (accuracy, loss), figure in zip(e.seed_list, tests, figures, strict=True)
         ]
         num_trained = 0 if labels is None else labels.num_trained
-        yield RoundReport(round, metrics, clock.read(), num_trained, state)
+        yield RoundReport(round, metrics, clock.read(), num_trained, state, inside)

@@ -174,7 +174,8 @@ class _Replay:
             rho=get("rho"), eta=get("eta"), sure=get("tau_f"), w_a=get("w_a"), w_cs=get("w_cs")
         )
         assert method.client is not None
-        self.client, self.server_grads = method.client, method.server_grads
+        assert method.server is not None
+        self.client, self.server = method.client, method.server
         self.sgd = SGD(get("momentum"), get("nesterov"), get("weight_decay"), get("clip"))
         self.lr = get("lr")
         self.batch_size, self.decay = get("batch"), get("aggregate_momentum")
@@ -210,7 +211,7 @@ class _Replay:
 
         global1_SP, server_SP = train_lanes(
             self.cores,
-            self.server_grads,
+            self.server,
             self.sgd,
             self.lr,
             params_SP,
@@ -297,7 +298,7 @@ class _Replay:
         buffers = [self.row(f"client{c}/momentum0") for c in range(self.num_clients)]
         return train_lanes(
             self.cores,
-            self.client.grads,
+            self.client,
             self.sgd,
             self.lr,
             params_SP.repeat(self.num_clients, 1),

@@ -49,7 +49,8 @@ def test_train_writes_a_whole_run_folder(tmp_path: Path, sizes: Path, capsys) ->
     assert "images/s" in printed
     assert {p.name for p in out.iterdir()} == {
         *("config.json", "env.json", "partition.json", "metrics.jsonl", "timing.jsonl"),
-        *("summary.json", "model.safetensors", "curves.png"),
+        *("summary.json", "model.safetensors", "curves.png", "partition.png"),
+        *("diagnostics.jsonl", "diagnostics.png", "confusion.json"),
     }
     metrics = rows(out / "metrics.jsonl")
     assert [(row["round"], row["seed"]) for row in metrics] == [(1, 3), (1, 4), (2, 3), (2, 4)]
@@ -125,11 +126,12 @@ def test_presets_follow_the_dataset(capsys) -> None:
 
 def test_the_flags_are_these_and_no_others() -> None:
     """A setting that is not here belongs into --config."""
-    names = "dataset labels method model partition clients cohort rounds epochs server-epochs "
-    names += "batch-size server-batch-size pretrain lr rho schedule seed seeds device dtype "
-    names += (
-        "lowering compile precision augment chunk eval-every data-dir out preset config dry-run"
+    names = (
+        "dataset labels method option model partition clients cohort rounds epochs server-epochs "
     )
+    names += "batch-size server-batch-size pretrain lr rho schedule seed seeds device dtype "
+    names += "lowering compile precision augment chunk encoder eval-every "
+    names += "data-dir out preset config dry-run"
     assert [option.opts[0] for option in train_command.params] == [f"--{n}" for n in names.split()]
 
 

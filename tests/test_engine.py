@@ -8,11 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fl2fast
 from fl2fast.data.plan import select
 from fl2fast.engine.cores import Cores, Stream
-from fl2fast.engine.local import local_step, train_lanes
+from fl2fast.engine.local import Step, local_step, train_lanes
 from fl2fast.engine.server import aggregation_weights
 from fl2fast.engine.world import ClientStore
 from fl2fast.methods import flfl
-from fl2fast.methods.method import Batch
+from fl2fast.methods.method import Batch, ServerPart
 from fl2fast.methods.parts import ce_grads
 from fl2fast.models import find_model
 from fl2fast.models.network import Network
@@ -48,7 +48,8 @@ def test_a_step_never_reads_a_value(lowering: str, sureness: str, masked: bool) 
         params = torch.zeros(5, network.layout.width)
         batch = batch_of(sureness, masked, lanes)
         rate = torch.zeros(())
-        local_step(network, client.grads, SGD(), rate, params, params.clone(), batch)
+        step = Step.of(client, network, params[0])
+        local_step(network, step, SGD(), rate, params, params.clone(), batch)
 
 
 def test_lanes_outside_a_batch_stay_untouched() -> None:
@@ -60,7 +61,7 @@ def test_lanes_outside_a_batch_stay_untouched() -> None:
     buffer = torch.randn(5, network.layout.width, generator=draws)
     batch = batch_of("some", True, torch.tensor([0, 3]))
     moved, moved_buffer = train_lanes(
-        Cores(network), client.grads, SGD(), 0.1, params, buffer, [Stream(2, iter([batch, batch]))]
+        Cores(network), client, SGD(), 0.1, params, buffer, [Stream(2, iter([batch, batch]))]
     )
     for lane in range(5):
         still = lane not in (0, 3)
@@ -109,7 +110,7 @@ def test_empty_clients_vote_with_the_broadcast_weights() -> None:
     """A lane without a step returns what it was given (released code; never happens under CAT)."""
     cores = Cores(Network.of(find_model("cnn")(10), "loop", torch.zeros(())))
     params = torch.ones(2, 3)
-    moved, _ = train_lanes(cores, ce_grads, SGD(), 0.1, params, params, [])
+    moved, _ = train_lanes(cores, ServerPart(ce_grads), SGD(), 0.1, params, params, [])
     assert torch.equal(moved, params)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 import fl2fast
 from fl2fast.data.plan import lane_counts, widths
 from fl2fast.engine import local
-from fl2fast.engine.local import local_step
+from fl2fast.engine.local import Step, local_step
 from fl2fast.errors import UsageError
 from fl2fast.methods import flfl
-from fl2fast.methods.method import Batch
+from fl2fast.methods.method import Batch, Part
 from fl2fast.models.execution import KERNELS, Execution
 from fl2fast.models.fuse import with_fused_relus
 from fl2fast.models.network import Network
@@ -101,6 +101,7 @@ def batch_of(lanes: int, width: int, full: bool, sureness: str) -> Batch:
         keep_LB=torch.ones(shape, dtype=torch.bool),
         sure_LB=sure,
         sureness=sureness,  # type: ignore[arg-type]
+        round=torch.tensor(1),
     )
 
 
@@ -114,17 +115,19 @@ def test_rounds_never_recompile(small_digits: str) -> None:
     assert client is not None
     params = torch.ones(2, world.network.layout.width, dtype=torch.float64)
 
-    def step(network: Network, grads: Any, batch: Batch) -> None:
+    def step(network: Network, part: Part, batch: Batch) -> None:
         sgd, lr = local.make_sgd(e), params.new_tensor(0.1)
-        local_step(network, grads, sgd, lr, params.clone(), params.clone(), batch)
+        own = Step.of(part, network, params[0])
+        local_step(network, own, sgd, lr, params.clone(), params.clone(), batch)
 
     for lanes in lane_counts(2):
         for width in widths(2):
             for sureness in ("none", "some", "all"):
                 if not (width == 1 and sureness == "some"):
                     batch = batch_of(lanes, width, width == 2, sureness)
-                    step(world.network, client.grads, batch)
-    step(world.server.network, world.method.server_grads, batch_of(1, 2, True, "none"))
+                    step(world.network, client, batch)
+    assert world.method.server is not None
+    step(world.server.network, world.method.server, batch_of(1, 2, True, "none"))
     with torch.compiler.set_stance("fail_on_recompile"):
         reports = list(fl2fast.simulate(world))
     plain = run(small_digits, **settings | {"compile": "off"})
@@ -142,7 +145,8 @@ def test_a_compiled_step_equals_the_plain_one() -> None:
         params = torch.linspace(-1, 1, 2 * network.layout.width, dtype=torch.float64).view(2, -1)
         batch = batch_of(2, 2, True, "some")._replace(view_LBCHW=VIEWS)
         rate = params.new_tensor(0.1)
-        local_step(network, client.grads, SGD(), rate, params, torch.zeros_like(params), batch)
+        step = Step.of(client, network, params[0])
+        local_step(network, step, SGD(), rate, params, torch.zeros_like(params), batch)
         moved.append(params)
     torch.testing.assert_close(moved[1], moved[0], rtol=1e-9, atol=1e-12)
 

@@ -55,9 +55,9 @@ def test_counts_scale_with_lanes_epochs_and_images() -> None:
     assert "pseudo_label" not in flops_of(method="fedavg")
 
 
-def allocated_at_most(cores: Cores, grads: Any, lanes: int, batch: int) -> int:
+def allocated_at_most(cores: Cores, part: Any, lanes: int, batch: int) -> int:
     """What the allocator itself says, which knows nothing of our meter."""
-    step = make_step(cores, grads, lanes, batch, SHAPE)
+    step = make_step(cores, part, lanes, batch, SHAPE)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as traced:
@@ -80,8 +80,8 @@ def test_memory_of_a_step_is_what_it_takes(model: str, lowering: str, lanes: int
     client = flfl().client
     assert client is not None
     network = Network.of(find_model(model)(10), lowering, torch.zeros(()))
-    predicted = meter_step(network, client.grads, lanes, 16, SHAPE).peak_bytes
-    taken = allocated_at_most(Cores(network, 1), client.grads, lanes, 16)
+    predicted = meter_step(network, client, lanes, 16, SHAPE).peak_bytes
+    taken = allocated_at_most(Cores(network, 1), client, lanes, 16)
     assert predicted == pytest.approx(taken, rel=0.25)
 
 

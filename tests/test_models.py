@@ -156,7 +156,7 @@ def test_a_users_module_trains_on_grey_images(factories: Path, grey_folder: Path
     settings = {"dataset": str(grey_folder), "labels": 9, "clients": 3, "cohort": 2, "rounds": 1}
     made = fl2fast.experiment(model=f"{factories}:good", lowering="vmap", epochs=1, **settings)
     world = fl2fast.build_world(made)
-    assert world.images.shape[1:] == (1, 32, 32)
+    assert world.inputs.shape == (1, 32, 32)
     (report,) = fl2fast.simulate(world)
     assert report.metrics[0]["test_accuracy"] is not None
 

@@ -19,7 +19,7 @@ from fl2fast.engine.local import train_lanes
 from fl2fast.engine.server import aggregate, aggregation_weights, mean_moments
 from fl2fast.methods import METHODS
 from fl2fast.methods.flfl import flfl
-from fl2fast.methods.method import Batch, GradFn, PseudoLabels
+from fl2fast.methods.method import Batch, GradFn, PseudoLabels, ServerPart
 from fl2fast.methods.parts import adaptive_threshold, ce_grads, sacr_grads
 from fl2fast.models.network import Network, Stats
 from fl2fast.models.wrn import WideResNet
@@ -359,7 +359,7 @@ def test_train_lanes_equals_clients_one_by_one(lowering: str) -> None:
     before = params.clone()
     found, buffer = train_lanes(
         Cores(net),
-        sacr_grads(RHO, eta=ETA),
+        ServerPart(sacr_grads(RHO, eta=ETA)),
         SGD(0.9, True, 5e-4, clip=1.0),
         0.05,
         params,

@@ -29,7 +29,7 @@ def meter_of(
     client = flfl().client
     assert client is not None
     network = Network.of(find_model(model)(10), lowering, torch.zeros((), dtype=torch.float64))
-    return meter_step(network, client.grads, lanes, batch, (3, 32, 32), sureness)
+    return meter_step(network, client, lanes, batch, (3, 32, 32), sureness)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -62,7 +62,7 @@ def test_a_round_on_a_published_dataset(name: str, data_dir: Path) -> None:
         preset="quick", dataset=name, labels=40, clients=100, cohort=2, rounds=1, epochs=1
     )
     world = fl2fast.build_world(made, data_dir)
-    assert world.images.shape[1:] == (3, 32, 32)
+    assert world.inputs.shape == (3, 32, 32)
     (report,) = fl2fast.simulate(world)
     assert report.metrics[0]["test_accuracy"] > 10
     assert 0 < report.metrics[0]["label_ratio"] < 100

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fl2fast
 from benchmarks.released import Draws, Labels, Released, Views, client_grads, make_model
 from fl2fast.clock import Clock
-from fl2fast.data.augment import normalise
 from fl2fast.data.views import draw_views
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.server import aggregate, aggregation_weights, recalibrate_all
@@ -96,10 +95,10 @@ def test_rounds_end_at_the_same_model(federation: Federation) -> None:
 
 def test_views_are_the_same(federation: Federation) -> None:
     world, _ = federation
-    images = world.images[torch.from_numpy(world.splits[0].clients[1][:40])]
+    rows = torch.from_numpy(world.splits[0].clients[1][:40])
     for i, (view, made) in enumerate(zip(("weak", "strong"), batch_of(world, 40), strict=False)):
         draws = draw_views(world.experiment.seed, "client view", 1, 1, 0, np.arange(40), i)
-        close(made, normalise(world.augment(images, draws, view), world.mean, world.std))
+        close(made, world.inputs.views(rows, draws, view))
 
 
 @pytest.mark.parametrize("sure", SURE)

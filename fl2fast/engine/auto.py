@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.local import train_lanes
-from fl2fast.methods.method import Batch, GradFn
+from fl2fast.methods.method import (
+    PLAIN,
+    Batch,
+    CentralPart,
+    ClientPart,
+    Labelled,
+    Learner,
+    Mixed,
+    Part,
+)
 from fl2fast.models.execution import KERNELS, Execution
 from fl2fast.models.lowering import LOWERINGS, check_lowering
 from fl2fast.models.network import Network
@@ -26,7 +35,8 @@ class Trial(NamedTuple):
     """The step that is timed: all lanes, full batches, half of the rows sure."""
 
     module: nn.Module
-    grads: GradFn
+    part: Part
+    learner: Learner
     like: Tensor
     model: str
     lanes: int
@@ -57,7 +67,7 @@ class Trial(NamedTuple):
 
     def _step(self, execution: Execution, lanes: int) -> Callable[[], object]:
         cores = Cores(Network.of(self.module, execution, self.like))
-        return make_step(cores, self.grads, lanes, self.batch, self.image_shape)
+        return make_step(cores, self.part, lanes, self.batch, self.image_shape, self.learner)
 
     def _affordable_lanes(self) -> int:
         """All, unless their step takes long; but one for every thread."""
@@ -107,33 +117,62 @@ def choose_extras(
 
 
 def make_step(
-    cores: Cores, grads: GradFn, lanes: int, batch: int, image_shape: tuple[int, ...]
+    cores: Cores,
+    part: Part,
+    lanes: int,
+    batch: int,
+    image_shape: tuple[int, ...],
+    learner: Learner = PLAIN,
 ) -> Callable[[], Tensor]:
     """A step of every lane on made-up images, every other row sure; it returns params_LP moved."""
     like = cores.network.weights_P
-    numel = batch * torch.Size(image_shape).numel()
-    view_BCHW = torch.linspace(0, 50, numel, dtype=like.dtype, device=like.device).sin()
-    params_P = torch.linspace(-50, 50, cores.network.layout.width, dtype=like.dtype).sin() / 20
-    params_LP = params_P.to(like.device).expand(lanes, -1)
+    params_P = _made_up((cores.network.layout.width,), like) / 20
+    row_P = learner.init(cores.network, params_P, lambda num: _made_up((num,), like))
+    params_LP = row_P.expand(lanes, -1)
     buffer_LP = torch.zeros_like(params_LP)
-
-    def batch_of(num: int, first: int) -> Batch:
-        shape = (num, batch)
-        return Batch(
-            lane_L=torch.arange(first, first + num, device=like.device),
-            view_LBCHW=view_BCHW.view(1, batch, *image_shape).expand(num, -1, -1, -1, -1),
-            y_LB=torch.zeros(shape, dtype=torch.int64, device=like.device),
-            row_LB=None,
-            keep_LB=torch.ones(shape, dtype=torch.bool, device=like.device),
-            sure_LB=(torch.arange(batch, device=like.device) % 2 == 0).expand(shape),
-            sureness="some",
-        )
-
     alone = cores.network.execution.alone
-    batches = [batch_of(1, lane) for lane in range(lanes)] if alone else [batch_of(lanes, 0)]
+    groups = [(1, lane) for lane in range(lanes)] if alone else [(lanes, 0)]
+    batches = [_made_up_batch(part, *group, batch, image_shape, like) for group in groups]
 
     def step() -> Tensor:
         streams = [Stream(1, iter([own])) for own in batches]
-        return train_lanes(cores, grads, SGD(), 0.1, params_LP, buffer_LP, streams)[0]
+        return train_lanes(cores, part, SGD(), 0.1, params_LP, buffer_LP, streams)[0]
 
     return step
+
+
+def _made_up(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Numbers that are no constant and need no generator."""
+    size = torch.Size(shape)
+    return (
+        torch.linspace(0, 50, size.numel(), dtype=like.dtype, device=like.device).sin().view(size)
+    )
+
+
+def _made_up_batch(
+    part: Part, num: int, first: int, rows: int, image_shape: tuple[int, ...], like: Tensor
+) -> Batch:
+    """All that the part's own batches hold."""
+
+    def view(rows: int) -> Tensor:
+        return _made_up((1, rows, *image_shape), like).expand(num, -1, -1, -1, -1)
+
+    def label(rows: int) -> Tensor:
+        return torch.zeros((num, rows), dtype=torch.int64, device=like.device)
+
+    mixes = isinstance(part, ClientPart) and part.mix is not None
+    share_L = torch.full((num,), 0.5, dtype=like.dtype, device=like.device)
+    central = part.num_labelled if isinstance(part, CentralPart) else 0
+    return Batch(
+        lane_L=torch.arange(first, first + num, device=like.device),
+        view_LBCHW=view(rows),
+        y_LB=label(rows),
+        row_LB=None,
+        keep_LB=torch.ones((num, rows), dtype=torch.bool, device=like.device),
+        sure_LB=(torch.arange(rows, device=like.device) % 2 == 0).expand(num, rows),
+        sureness="some",
+        more_views=tuple(view(rows) for _ in part.views[1:]),
+        mixed=Mixed(view(rows), label(rows), share_L) if mixes else None,
+        labelled=Labelled(view(central), label(central)) if central else None,
+        round=torch.zeros((), dtype=torch.int64, device=like.device),
+    )

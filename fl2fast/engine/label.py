@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fl2fast.data.augment import normalise, ship
+from fl2fast.data.augment import ship
 from fl2fast.data.views import draw_views
 from fl2fast.engine.world import Lanes, ServerState, World
 from fl2fast.methods.method import ClientPart, PseudoLabels
@@ -40,7 +40,7 @@ def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tenso
     seeds = np.split(
         np.arange(len(lane)), np.searchsorted(lane, range(e.cohort, len(lanes.size_L), e.cohort))
     )
-    step = infer_rows(world.device)
+    step, models_S = infer_rows(world.device), world.models(state)
     parts = [
         (s, rows[cut : cut + step])
         for s, rows in enumerate(seeds)
@@ -53,9 +53,8 @@ def predict(world: World, state: ServerState, lanes: Lanes, round: int) -> Tenso
         place = (round, lanes.client_L[lane_R], 0, position_R)
         draws = draw_views(e.seed_list[s], "pseudo-label view", *place, 0)
         lane_on, position_on = ship(np.stack((lane_R, position_R)), world.device)
-        images = world.images[lanes.row_LM[lane_on, position_on]]
-        x = normalise(world.augment(images, draws, "weak"), world.mean, world.std)
-        return network.infer(state.params_SP[s], state.stats_S[s], x).softmax(-1)
+        x = world.inputs.views(lanes.row_LM[lane_on, position_on], draws, "weak")
+        return network.infer(models_S[s], state.stats_S[s], x).softmax(-1)
 
     found = torch.cat(world.clients.map(probs, parts))
     return pad_sequence(list(found.split(list(map(int, lanes.size_L)))), batch_first=True)

@@ -1,6 +1,7 @@
 """One communication round, in the order in which it happens.
 
-Shapes: S seeds, K cohort, L = S*K lanes, M rows of a client, Y classes, P parameters.
+Shapes: S seeds, K cohort, L = S*K lanes, M rows of a client, Y classes, P columns of a learner's
+row.
 """
 
 from collections.abc import Callable
@@ -11,18 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl2fast.data.plan import Wave, make_streams, select, shuffled_batches
-from fl2fast.engine.batches import Targets, make_batches
+from fl2fast.data.mixing import draw_partners
+from fl2fast.data.plan import make_streams, select, shuffled_batches
+from fl2fast.engine.batches import Mixing, Source, Targets, make_batches
+from fl2fast.engine.central import train_centrally
+from fl2fast.engine.cores import Stream
 from fl2fast.engine.label import pseudo_label
 from fl2fast.engine.local import make_sgd, train_lanes
-from fl2fast.engine.server import (
-    aggregate,
-    aggregation_weights,
-    fine_tune,
-    recalibrate_all,
-)
+from fl2fast.engine.server import absorb, fine_tune, recalibrate_all
+from fl2fast.engine.visit import probe, start_rows
 from fl2fast.engine.world import ClientStore, Lanes, ServerState, World
-from fl2fast.methods.method import ClientPart, PseudoLabels
+from fl2fast.methods.method import Batch, ClientPart, Mix, PseudoLabels
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
@@ -36,6 +36,9 @@ class LabelReport(NamedTuple):
     keep_LM: np.ndarray
     sure_LM: np.ndarray | None
     tau_L: np.ndarray | None
+    tau_LY: np.ndarray | None
+    weight_L: np.ndarray  # as the method gives them
+    client_L: np.ndarray
     num_trained: int = 0  # rows that clients trained on, over all steps
 
 
@@ -55,12 +58,16 @@ def run_round(
 
     Statistics that neither a test of this round nor the next labels would read are not made.
     """
-    client, report = world.method.client, None
-    if client is not None:
-        state, report = _client_phase(world, client, state, store, round, phase)
-    with phase("fine_tune"):
-        state = fine_tune(world, state, round, world.experiment.learning_rate(round))
-    if tested or (client is not None and client.predicts):
+    method, report = world.method, None
+    if method.client is not None:
+        state, report = _client_phase(world, method.client, state, store, round, phase)
+    if method.central is not None:
+        with phase("local_training"):
+            state = train_centrally(world, method.central, state, round)
+    if method.server is not None:
+        with phase("fine_tune"):
+            state = fine_tune(world, state, round, world.experiment.learning_rate(round))
+    if tested or (method.client is not None and method.client.predicts):
         with phase("recalibrate"):
             state = recalibrate_all(world, state, round)
     return state, report
@@ -79,7 +86,8 @@ def _client_phase(
     lanes = _lanes_of(world, ids_SK)
     with phase("pseudo_label"):
         labels = pseudo_label(world, client, state, lanes, round)
-        report = _read_labels(lanes, labels)
+        weight_L = client.weight(labels)
+        report = _read_labels(lanes, labels, weight_L)
     with phase("plan"):
         rows_LM = report.keep_LM if client.batches == "kept" else report.live_LM
         steps = shuffled_batches(
@@ -99,20 +107,14 @@ def _client_phase(
             steady=world.network.execution.compiled,
             alone=world.network.execution.alone,
         )
+        mixing = None if client.mix is None else _mixing(client.mix, lanes, report, round, e.epochs)
+        source = Source(world, lanes, client.views, "client view", round, mixing)
+        batches = make_batches(source, streams, Targets(*labels[:3]))
     with phase("local_training"):
-        params_LP = _train_clients(
-            world, client, state, store, ids_SK, lanes, labels, streams, round
-        )
+        active = sorted({int(lane) for waves in streams for w in waves for lane in w.lane_G})
+        params_LP = _train_clients(world, client, state, store, lanes, active, batches, round)
     with phase("aggregate"):
-        weight_SK = client.weight(labels).to(params_LP.dtype).view(ids_SK.shape)
-        params_SP, momentum_SP = aggregate(
-            state.params_SP,
-            state.aggregate_momentum_SP,
-            params_LP.unflatten(0, ids_SK.shape),
-            aggregation_weights(weight_SK),
-            e.aggregate_momentum,
-        )
-    state = state._replace(params_SP=params_SP, aggregate_momentum_SP=momentum_SP)
+        state, _ = absorb(world, client, state, params_LP, weight_L)
     return state, report._replace(num_trained=e.epochs * int(rows_LM.sum()))
 
 
@@ -121,40 +123,51 @@ def _train_clients(
     client: ClientPart,
     state: ServerState,
     store: ClientStore,
-    ids_SK: np.ndarray,
     lanes: Lanes,
-    labels: PseudoLabels,
-    streams: list[list[Wave]],
+    active: list[int],
+    batches: list[Stream[Batch]],
     round: int,
 ) -> Tensor:
-    """The cohort's models after local training: params_LP. Their momentum goes to the store."""
-    e = world.experiment
-    anchor_LP = state.params_SP.repeat_interleave(e.cohort, dim=0)
-    keys = [(seed, int(c)) for seed, ids in zip(e.seed_list, ids_SK, strict=True) for c in ids]
-    batches = make_batches(
-        world,
-        streams,
-        lanes,
-        Targets(labels.y_LM, labels.keep_LM, labels.sure_LM),
-        view=client.view,
-        purpose="client view",
-        round=round,
-    )
+    """What the cohort reports after local training: params_LP. The rest goes to the store."""
+    e, network = world.experiment, world.network
+    keys = [(int(seed), int(c)) for seed, c in zip(lanes.seed_L, lanes.client_L, strict=True)]
+    start_LP = start_rows(world, client.memory, state, store, keys, round)
+    width = state.params_SP.shape[-1]
+    buffer_LP = torch.zeros_like(start_LP)
     persists = e.client_momentum == "persist"
-    buffer_LP = store.take(keys, anchor_LP[0]) if persists else torch.zeros_like(anchor_LP)
+    if persists:
+        buffer_LP[:, :width] = store.take(keys, state.params_SP[0])
     params_LP, buffer_LP = train_lanes(
         world.clients,
-        client.grads,
+        client,
         make_sgd(e),
         e.learning_rate(round),
-        anchor_LP,
+        start_LP,
         buffer_LP,
         batches,
     )
+    if client.report is not None:
+        params_LP = client.report(network, start_LP, params_LP)
+    trained = [keys[lane] for lane in active]
     if persists:
-        trained = sorted({int(lane) for waves in streams for w in waves for lane in w.lane_G})
-        store.put([keys[lane] for lane in trained], buffer_LP[trained])
+        store.put(trained, buffer_LP[active, :width])
+    params_LP = params_LP[:, :width]
+    if client.memory is not None:
+        store.remember(trained, client.memory.keep(network, params_LP[active], probe(world)))
     return params_LP
+
+
+def _mixing(mix: Mix, lanes: Lanes, report: LabelReport, round: int, epochs: int) -> Mixing:
+    drawn = draw_partners(
+        mix,
+        report.live_LM,
+        report.keep_LM,
+        lanes.seed_L,
+        lanes.client_L,
+        round=round,
+        epochs=epochs,
+    )
+    return Mixing(mix, drawn)
 
 
 def _lanes_of(world: World, ids_SK: np.ndarray) -> Lanes:
@@ -164,10 +177,11 @@ def _lanes_of(world: World, ids_SK: np.ndarray) -> Lanes:
     return Lanes.of(seeds, list(map(int, ids_SK.ravel())), rows, world.device)
 
 
-def _read_labels(lanes: Lanes, labels: PseudoLabels) -> LabelReport:
+def _read_labels(lanes: Lanes, labels: PseudoLabels, weight_L: Tensor) -> LabelReport:
     """The one place where a round's values leave the device."""
 
     def host(tensor: Tensor | None) -> np.ndarray | None:
         return None if tensor is None else tensor.cpu().numpy()
 
-    return LabelReport(*map(host, (lanes.live_LM, lanes.row_LM, *labels[:4])))  # type: ignore[arg-type]
+    on_host = map(host, (lanes.live_LM, lanes.row_LM, *labels, weight_L))
+    return LabelReport(*on_host, lanes.client_L)  # type: ignore[arg-type]

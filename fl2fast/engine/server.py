@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fl2fast import rng
-from fl2fast.data.augment import normalise
 from fl2fast.data.plan import make_streams, select, shuffled_batches
-from fl2fast.engine.batches import Targets, make_batches
+from fl2fast.engine.batches import Source, Targets, make_batches
 from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.world import Lanes, ServerState, World
+from fl2fast.methods.method import ClientPart
 from fl2fast.models.network import Network, Stats
 
 
@@ -34,11 +34,32 @@ def aggregate(
     return params_SP - momentum_SP, momentum_SP
 
 
+def absorb(
+    world: World, client: ClientPart, state: ServerState, clients_LP: Tensor, weight_L: Tensor
+) -> tuple[ServerState, Tensor]:
+    """Aggregate the columns that clients share: the new state, and the weights used, beta_SK."""
+    e = world.experiment
+    weight_SK = weight_L.to(clients_LP.dtype).view(e.seeds, e.cohort)
+    beta_SK = aggregation_weights(weight_SK)
+    old = state.params_SP, state.aggregate_momentum_SP
+    clients_SKP = clients_LP.unflatten(0, weight_SK.shape)
+    new = aggregate(*old, clients_SKP, beta_SK, e.aggregate_momentum)
+    moves_SP = torch.ones_like(old[0], dtype=torch.bool)
+    if client.shares is not None:
+        moves_SP &= client.shares(world.network, old[0][0])
+    if client.waits:
+        moves_SP &= weight_SK.sum(-1, keepdim=True) > 0
+    params_SP, momentum_SP = (torch.where(moves_SP, b, a) for a, b in zip(old, new, strict=True))
+    return state._replace(params_SP=params_SP, aggregate_momentum_SP=momentum_SP), beta_SK
+
+
 def fine_tune(
     world: World, state: ServerState, round: int, lr: float, call: int = 0
 ) -> ServerState:
-    """Cross-entropy on the server's labelled rows, all seeds stacked."""
-    e = world.experiment
+    """The server trains on its labelled rows, all seeds stacked."""
+    e, server = world.experiment, world.method.server
+    if server is None:
+        return state
     lanes = Lanes.of(
         e.seed_list,
         [call] * e.seeds,
@@ -63,17 +84,16 @@ def fine_tune(
         steady=execution.compiled,
         alone=execution.alone,
     )
+    source = Source(world, lanes, server.views, "server view", round)
     targets = Targets(world.truth[lanes.row_LM], lanes.live_LM, None)
     params_SP, momentum_SP = train_lanes(
         world.server,
-        world.method.server_grads,
+        server,
         make_sgd(e),
         lr,
         state.params_SP,
         state.server_momentum_SP,
-        make_batches(
-            world, streams, lanes, targets, view="weak", purpose="server view", round=round
-        ),
+        make_batches(source, streams, targets),
     )
     return state._replace(params_SP=params_SP, server_momentum_SP=momentum_SP)
 
@@ -95,10 +115,12 @@ def recalibrate_all(world: World, state: ServerState, round: int) -> ServerState
         return state._replace(stats_S=(Stats(none, none),) * e.seeds)
     cohorts = select(e.seed_list, e.clients, e.cohort, round + 1)
     plans = [_recalibration_batches(world, s, cohorts[s], round) for s in range(e.seeds)]
+    models_S = world.models(state)
 
     def moments(network: Network, batch: tuple[int, np.ndarray]) -> Stats:
         s, rows = batch
-        return network.moments(state.params_SP[s], clean_views(world, rows))
+        x = world.inputs.clean(torch.from_numpy(rows).to(world.device))
+        return network.moments(models_S[s], x)
 
     seen: list[list[tuple[Stats, int]]] = [[] for _ in plans]
     for part in (0, 1):  # labelled batches are small, the others large: one kind at a time
@@ -127,9 +149,3 @@ def _recalibration_batches(
         for rows, size in zip((split.labelled, unlabelled), sizes, strict=True)
     )
     return labelled, unlabelled
-
-
-def clean_views(world: World, rows: np.ndarray) -> Tensor:
-    """Un-augmented, normalised training images."""
-    chosen = world.images[torch.from_numpy(rows).to(world.device)]
-    return normalise(chosen, world.mean, world.std)

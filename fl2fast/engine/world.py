@@ -1,6 +1,7 @@
 """What a round closes over, and what it changes.
 
-Shapes: S seeds, N clients, K cohort, L = S*K lanes, M rows of a client, D images, P parameters.
+Shapes: S seeds, N clients, K cohort, L = S*K lanes, M rows of a client, D rows of the dataset,
+P columns of a learner's row, Q columns that a client keeps.
 """
 
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl2fast.data.inputs import Inputs
 from fl2fast.data.partition import Split
-from fl2fast.data.views import Augment
 from fl2fast.engine.cores import Cores
 from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Method
@@ -23,27 +24,27 @@ class World:
     """The frozen bundle: experiment, resident data, who holds what, network and method."""
 
     experiment: Experiment
-    images: Tensor  # uint8 [D, C, H, W], resident
+    inputs: Inputs  # of D training rows, resident
     truth: Tensor  # int64 [D], resident
     truth_host: np.ndarray
-    test_images: Tensor
     test_labels: Tensor
     num_classes: int
     splits: tuple[Split, ...]  # one per seed
     clients: Cores  # what runs the clients' networks, and every pass of the global models
     server: Cores  # what runs the server's own training
     method: Method
-    augment: Augment
-    mean: Tensor
-    std: Tensor
 
     @property
     def device(self) -> torch.device:
-        return self.images.device
+        return self.inputs.device
 
     @property
     def network(self) -> Network:
         return self.clients.network
+
+    def models(self, state: "ServerState") -> Tensor:
+        """The networks that label and are tested: [S, parameters]."""
+        return self.method.learner.model(self.network, state.params_SP)
 
 
 class ServerState(NamedTuple):
@@ -55,19 +56,37 @@ class ServerState(NamedTuple):
     stats_S: tuple[Stats, ...]
 
 
+Key = tuple[int, int]  # seed, client
+
+
 @dataclass
 class ClientStore:
-    """Momentum of the clients that have trained; one that has not holds nothing."""
+    """What clients that have taken part hold; one that has not holds nothing."""
 
-    rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    rows: dict[Key, Tensor] = field(default_factory=dict)  # momentum
+    kept: dict[Key, Tensor] = field(default_factory=dict)  # what the method keeps there
 
-    def take(self, keys: list[tuple[int, int]], like_P: Tensor) -> Tensor:
-        zero_P = torch.zeros_like(like_P)
-        return torch.stack([self.rows.get(key, zero_P) for key in keys])
+    def take(self, keys: list[Key], like_P: Tensor) -> Tensor:
+        return _stacked(self.rows, keys, like_P)
 
-    def put(self, keys: list[tuple[int, int]], buffer_LP: Tensor) -> None:
-        # clone: a row must not keep its whole stack alive
-        self.rows.update((key, row.clone()) for key, row in zip(keys, buffer_LP, strict=True))
+    def put(self, keys: list[Key], buffer_LP: Tensor) -> None:
+        _put(self.rows, keys, buffer_LP)
+
+    def recall(self, keys: list[Key], like_Q: Tensor) -> Tensor:
+        return _stacked(self.kept, keys, like_Q)
+
+    def remember(self, keys: list[Key], kept_LQ: Tensor) -> None:
+        _put(self.kept, keys, kept_LQ)
+
+
+def _stacked(rows: dict[Key, Tensor], keys: list[Key], like: Tensor) -> Tensor:
+    zero = torch.zeros_like(like)
+    return torch.stack([rows.get(key, zero) for key in keys])
+
+
+def _put(rows: dict[Key, Tensor], keys: list[Key], stack: Tensor) -> None:
+    # clone: a row must not keep its whole stack alive
+    rows.update((key, row.clone()) for key, row in zip(keys, stack, strict=True))
 
 
 class Lanes(NamedTuple):

@@ -1,12 +1,15 @@
 """The two lines every semi-supervised result lies between, under the same protocol."""
 
-from fl2fast.methods.method import ClientPart, Method
+from fl2fast.methods.method import ClientPart, Method, ServerPart
 from fl2fast.methods.parts import ce_grads, num_rows, true_labels
 
 
 def supervised() -> Method:
-    """The server trains on its labels; no client takes part: the lower bound."""
-    return Method(server_grads=ce_grads, client=None)
+    """The server trains on its labels; no client takes part: the lower bound.
+
+    Reference: none; it is every method here without its clients.
+    """
+    return Method(ServerPart(ce_grads), client=None)
 
 
 def fedavg() -> Method:
@@ -14,8 +17,11 @@ def fedavg() -> Method:
 
     Clients train on weak views with cross-entropy and weigh as many rows as they hold; server
     fine-tuning, momentum and static batch norm stay as in the other methods.
+
+    Reference: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, Communication-Efficient Learning
+    of Deep Networks from Decentralized Data, AISTATS 2017.
     """
     client = ClientPart(
-        true_labels, ce_grads, num_rows, view="weak", predicts=False, sees_truth=True
+        true_labels, ce_grads, num_rows, views=("weak",), predicts=False, sees_truth=True
     )
-    return Method(server_grads=ce_grads, client=client)
+    return Method(ServerPart(ce_grads), client)

@@ -15,7 +15,7 @@ follow the code:
   aggregation       lsaa; uniform: 1/K each
 """
 
-from fl2fast.methods.method import ClientPart, Method
+from fl2fast.methods.method import ClientPart, Method, ServerPart
 from fl2fast.methods.parts import (
     adaptive_threshold,
     ce_grads,
@@ -39,8 +39,17 @@ def flfl(
     w_a: float = 1.0,
     w_cs: float = 1.0,
 ) -> Method:
+    """(FL)^2: adaptive thresholds (CAT), sharpness-aware consistency (SACR), status-aware weights.
+
+    CAT:  tau = mean_i max_c p_i(c), tau_c = tau pbar_c / max_c' pbar_c'; accept max_c p >= tau_c
+    SACR: w_a grad L_a(W) + w_cs grad L_cs(W*), W* = W + rho T^2 g / ||T g||, g = grad L_p(W)
+    LSAA: beta_k = (1 - tau_k) / sum_k' (1 - tau_k')
+
+    Reference: Lee, Le, Shin and Lee, (FL)^2: Overcoming Few Labels in Federated Semi-Supervised
+    Learning, NeurIPS 2024.
+    """
     return Method(
-        server_grads=ce_grads,
+        server=ServerPart(ce_grads),
         client=ClientPart(
             label=adaptive_threshold(sure, strict=strict),
             grads=sacr_grads(

@@ -41,10 +41,32 @@ def adaptive_threshold(sure: float, *, strict: bool = False) -> LabelFn:
     return label
 
 
+def fixed_threshold(sure: float) -> LabelFn:
+    """FixMatch: a row whose confidence reaches one number for all; every accepted row is sure."""
+
+    def label(predict: Callable[[], Tensor], row_LM: Tensor, _: Tensor | None) -> PseudoLabels:
+        confidence_LM, y_LM = predict().max(-1)
+        keep_LM = row_LM & (confidence_LM >= sure)
+        num_L = row_LM.sum(-1).to(confidence_LM.dtype)
+        return PseudoLabels(y_LM, keep_LM, keep_LM, (confidence_LM * row_LM).sum(-1) / num_L)
+
+    return label
+
+
+def without_sureness(label: LabelFn) -> LabelFn:
+    """For steps that treat all accepted rows alike: one kind of batch less to tell apart."""
+    return lambda predict, row_LM, truth_LM: label(predict, row_LM, truth_LM)._replace(sure_LM=None)
+
+
 def true_labels(_: Callable[[], Tensor], row_LM: Tensor, truth_LM: Tensor | None) -> PseudoLabels:
     """Every row with its true label: for upper bounds only."""
     assert truth_LM is not None, "a method that uses true labels must declare sees_truth"
     return PseudoLabels(truth_LM, row_LM)
+
+
+def live_rows(batch: Batch) -> Tensor:
+    """bool [L, B]."""
+    return torch.ones_like(batch.keep_LB) if batch.row_LB is None else batch.row_LB
 
 
 def num_live(batch: Batch) -> Tensor:
@@ -81,7 +103,7 @@ def sam_perturbation(
 PERTURBATIONS = {"asam": asam_perturbation, "sam": sam_perturbation}
 
 
-def _perturbed(
+def perturbed(
     net: Network, perturbation: str, params_LP: Tensor, grad_LP: Tensor, rho: float, eta: float
 ) -> Tensor:
     """W + eps."""
@@ -128,12 +150,22 @@ def sacr_grads(
             sure_rows = cross_entropy_cotangent(logits_LBY, y, sure_LB, sure_LB.sum(-1))
             grad_a, grad_p = net.pull_each(pull, (w_a * all_rows, sure_rows))
 
-        moved_LP = _perturbed(net, perturbation, params_LP, grad_p, rho, eta)
+        moved_LP = perturbed(net, perturbation, params_LP, grad_p, rho, eta)
         moved_LBY, pull_moved = net.pullback(moved_LP, view, row)
         rows_LB = sure_LB if consistency_rows == "sure" else batch.keep_LB
         return grad_a + w_cs * pull_moved(cotangent(logits_LBY, moved_LBY, rows_LB, live_L))
 
     return grads
+
+
+def matrix_decay(net: Network, params_LP: Tensor, decay: float) -> Tensor:
+    """The gradient of decay/2 ||w||^2 over weights of two axes or more: no norm, no bias."""
+    return decay * params_LP * net.layout.matrices(params_LP)
+
+
+def weighted_where_kept(labels: PseudoLabels) -> Tensor:
+    """Clients that accepted something weigh the same; the others nothing."""
+    return labels.keep_LM.any(-1).to(torch.get_default_dtype())
 
 
 def learning_status(labels: PseudoLabels) -> Tensor:

@@ -1,31 +1,33 @@
 """Architectures by name, and the lane axis that runs many learners of one at once."""
 
-import importlib.util
+import math
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from fl2fast.errors import UsageError
 from fl2fast.models.cnn import SmallCNN
+from fl2fast.models.linear import LinearClassifier
 from fl2fast.models.wrn import WideResNet
+from fl2fast.plugin import load_function
 
 MODEL_NAMES = (
-    "cnn, wrn-DEPTH-WIDTH with DEPTH = 6n+4 (such as wrn-28-2), or path/to/file.py:factory"
+    "cnn, linear, wrn-DEPTH-WIDTH with DEPTH = 6n+4 (such as wrn-28-2), or path/to/file.py:factory"
 )
 
 Factory = Callable[[int], nn.Module]
 
 
-def find_model(name: str) -> Factory:
+def find_model(name: str, input_shape: tuple[int, ...] = (3, 32, 32)) -> Factory:
     """A function from the number of classes to a freshly initialised module."""
     if ".py:" in name:
-        return _load_factory(name)
+        return load_function("model", name)
     if name == "cnn":
         return SmallCNN
+    if name == "linear":
+        return lambda num_classes: LinearClassifier(math.prod(input_shape), num_classes)
     match = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
     if match is None:
         raise UsageError(f"unknown model {name!r}: choose {MODEL_NAMES}")
@@ -37,25 +39,6 @@ def find_model(name: str) -> Factory:
     if widen < 1:
         raise UsageError(f"model {name!r} has width {widen}, but it must be at least 1")
     return lambda num_classes: WideResNet(depth, widen, num_classes)
-
-
-def _load_factory(name: str) -> Factory:
-    path, _, attribute = name.rpartition(":")
-    if not Path(path).is_file():
-        raise UsageError(f"model file {path!r} does not exist: give path/to/file.py:factory")
-    spec = importlib.util.spec_from_file_location("fl2fast_user_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    source = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = source  # as an import would: dataclasses look their module up
-    try:
-        spec.loader.exec_module(source)
-    except Exception as error:  # the user's own file: whatever it raises is the news
-        raise UsageError(f"model file {path!r} cannot be imported: {error!r}") from error
-    factory = getattr(source, attribute, None)
-    if not callable(factory):
-        raise UsageError(f"model file {path!r} has no function {attribute!r}: define it there")
-    return factory  # type: ignore[return-value]
 
 
 def in_channels(module: nn.Module) -> int | None:

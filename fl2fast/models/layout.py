@@ -59,6 +59,15 @@ class Layout(NamedTuple):
             ]
         )
 
+    def matrices(self, like: Tensor) -> Tensor:
+        """True in the columns of every tensor of two axes or more: [P]."""
+        return torch.cat(
+            [
+                torch.full((shape.numel(),), len(shape) > 1, device=like.device)
+                for shape in self.shapes
+            ]
+        )
+
 
 class _Columns(torch.autograd.Function):
     """[L, P] -> contiguous [L, n] of every n in `widths`, in one launch each way."""

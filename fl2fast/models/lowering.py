@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from fl2fast.errors import UsageError
 from fl2fast.kernels.lane_conv import lane_conv
+from fl2fast.models.encoder import Passthrough
 from fl2fast.models.execution import Execution
 from fl2fast.models.fuse import with_fused_relus
 from fl2fast.models.layout import Layout
@@ -176,7 +177,7 @@ def _with_grouped_layers(module: nn.Module, kernels: Collection[str]) -> nn.Modu
             setattr(module.get_submodule(parent), leaf, _GroupedLinear(child))
         elif isinstance(child, Norm):
             child.kernel = "norm" in kernels
-        elif any(True for _ in child.parameters(recurse=False)):
+        elif type(child) is not Passthrough and any(True for _ in child.parameters(recurse=False)):
             raise UsageError(
                 f"the grouped lowering has no form for the model's layer {name!r} "
                 f"({type(child).__name__}); it knows Conv2d, Linear and BatchNorm2d: use "

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
+from fl2fast.models.encoder import classifier_name, without_classifier
 from fl2fast.models.execution import Execution
 from fl2fast.models.fold import Folded
 from fl2fast.models.layout import Layout
@@ -63,6 +65,25 @@ class Network:
     def twin(self) -> "Network":
         """The same network for another thread: a module serves one call at a time."""
         return Network.of(self.source, self.execution, self.weights_P)
+
+    @cached_property
+    def encoder(self) -> "Network":
+        """The same columns, and features in place of logits; the classifier's are not used."""
+        return Network.of(without_classifier(self.source), self.execution, self.weights_P)
+
+    @cached_property
+    def classifier(self) -> str:
+        """The linear layer that makes logits of features."""
+        return classifier_name(self.source)
+
+    @property
+    def num_classes(self) -> int:
+        return self.layout.shapes[self.layout.names.index(f"{self.classifier}.weight")][0]
+
+    @property
+    def num_features(self) -> int:
+        """That the classifier sees."""
+        return self.layout.shapes[self.layout.names.index(f"{self.classifier}.weight")][1]
 
     def forward(self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None) -> Tensor:
         """logits_LBY with batch statistics over the live rows (None: all are live)."""

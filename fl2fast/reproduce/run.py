@@ -1,0 +1,142 @@
+"""Run the cells that are missing; what is finished is read from its folder.
+
+A cell's seeds train stacked, in one run. Its folder is the only state: an interrupted one is run
+again from its start, so a command that is repeated goes on where it was stopped.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fl2fast.errors import UsageError
+from fl2fast.experiment import Experiment, experiment
+from fl2fast.reproduce.cells import Cell
+from fl2fast.simulate import RoundReport
+from fl2fast.train import train
+
+DEFAULT_OUT = Path("runs/reproduce")
+
+# How a run is computed, not what: these change a result by rounding only, so a cell that was run
+# on another device is finished too.
+EXECUTION = (
+    *("device", "lowering", "server_lowering", "compile", "backward", "kernels", "augment"),
+    "chunk",
+)
+
+Listener = Callable[[Cell, Experiment], AbstractContextManager[Callable[[RoundReport], object]]]
+
+
+class Result(NamedTuple):
+    """A finished cell."""
+
+    accuracy: list[float]  # of every seed, after the last round
+    rounds: list[dict[str, Any]]  # metrics.jsonl
+
+
+def make_experiment(cell: Cell, **execution: str | None) -> Experiment:
+    given = {name: value for name, value in execution.items() if value is not None}
+    return experiment(**(cell.settings | given))
+
+
+def cell_folder(cell: Cell, out: Path) -> Path:
+    return out / "cells" / cell.scale / cell.slug
+
+
+def read_result(cell: Cell, out: Path) -> Result | None:
+    """The cell's result if it is finished: a summary, under the settings asked for."""
+    folder = cell_folder(cell, out)
+    summary, config = _read_json(folder / "summary.json"), _read_json(folder / "config.json")
+    if summary is None or config is None or not _same(cell, config):
+        return None
+    accuracy = [seed["test_accuracy_last"] for seed in summary["seeds"]]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return Result(accuracy, [json.loads(line) for line in lines])
+
+
+def run_cells(
+    cells: list[Cell],
+    out: Path,
+    listener: Listener,
+    after: Callable[[Cell], object] = lambda cell: None,
+    data_dir: Path | None = None,
+    say: Callable[[str], object] = lambda sentence: None,
+    **execution: str | None,
+) -> None:
+    """Train what is missing, calling `after` with every cell that was.
+
+    A cell that another process is running is left to it, so that two devices can share the work.
+    """
+    missing = [cell for cell in cells if read_result(cell, out) is None]
+    made = [make_experiment(cell, **execution) for cell in missing]  # refuse before hours of work
+    say(
+        f"{len(cells)} cells, {len(missing)} to run: {sum(one.seeds for one in made)} runs, the "
+        f"seeds of a cell stacked, {sum(one.rounds for one in made):,} stacked rounds"
+    )
+    for cell, one in zip(missing, made, strict=True):
+        with _claim(cell_folder(cell, out)) as free:
+            if not free:
+                say(f"{cell.row}, {cell.column}: another process is at it")
+            elif read_result(cell, out) is None:
+                _train(cell, one, out, listener, data_dir, say)
+                after(cell)
+
+
+def _train(
+    cell: Cell,
+    made: Experiment,
+    out: Path,
+    listener: Listener,
+    data_dir: Path | None,
+    say: Callable[[str], object],
+) -> None:
+    folder = cell_folder(cell, out)
+    if _read_json(folder / "summary.json") is not None:
+        raise UsageError(
+            f"{str(folder)!r} holds a finished run with other settings than this version's for "
+            f"{cell.row}, {cell.column}: move it away or choose another --out"
+        )
+    if folder.exists():
+        shutil.rmtree(folder)
+    with listener(cell, made) as on_round:
+        train(made, folder, data_dir, on_round, say)
+
+
+def _same(cell: Cell, config: dict[str, Any]) -> bool:
+    """A setting that is newer than the folder had its default value there."""
+    asked = json.loads(json.dumps(asdict(make_experiment(cell))))
+    default = json.loads(json.dumps(asdict(Experiment())))
+    return all(
+        config.get(name, default[name]) == value
+        for name, value in asked.items()
+        if name not in EXECUTION
+    )
+
+
+@contextmanager
+def _claim(folder: Path) -> Iterator[bool]:
+    """Whether the cell is ours until the end of the block; the system lets go of a dead one's."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        handle = (folder.parent / f"{folder.name}.lock").open("w")
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
+        yield free
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """None where there is no whole file: a run may die while it writes."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
