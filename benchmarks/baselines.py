@@ -21,8 +21,8 @@ PICTURE = Path(__file__).parents[1] / "docs" / "baselines.png"
 
 
 def make_cell(method: str, seeds: int) -> Cell:
-    own = {"dataset": "streetdigits", "labels": 250, "partition": "iid", "method": method}
-    return Cell(method, "250", "mini", own | {"seeds": seeds} | settings("mini", "", method))
+    own = {"dataset": "streetdigits", "partition": "iid", "method": method, "seeds": seeds}
+    return Cell(method, "250", "mini", own | settings("mini", "streetdigits", method, 250))
 
 
 @click.command()

@@ -29,7 +29,8 @@ TINY = {
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(scales.SCALES, "mini", scales.Scale("tiny, for a test", "quick", TINY, {}))
+    made = scales.Scale("tiny, for a test", "quick", TINY, {}, {})
+    monkeypatch.setitem(scales.SCALES, "mini", made)
 
 
 TOY = Target(
@@ -134,6 +135,17 @@ def test_scales_are_the_papers_protocol_and_a_stated_reduction() -> None:
         assert (made.batch_size, made.pretrain) == (10, 0)
     with pytest.raises(UsageError, match="unknown scale 'huge': choose paper or mini"):
         make_cells(find_target("table2"), "huge")
+
+
+def test_other_labels_than_the_papers_are_told() -> None:
+    (column,) = {c.column for c in make_cells(find_target("table2"), "mini")}
+    assert column == "SVHN with 40 labels IID, run with 250"
+    cells = make_cells(find_target("table2"), "mini", dataset="streetdigits")
+    assert {c.column for c in cells} == {"streetdigits with 60 labels"}
+    assert {c.settings["labels"] for c in cells} == {60}
+    svhn = [c for c in make_cells(find_target("table1"), "mini") if c.settings["dataset"] == "svhn"]
+    assert {c.settings["labels"] for c in svhn} == {250, 1_000}  # still two columns
+    assert all("run with" not in c.column for c in make_cells(find_target("table1")))
 
 
 def test_texts_keep_their_model_and_lose_the_mix_loss() -> None:
@@ -300,7 +312,7 @@ def test_figures_draw_what_is_finished(tmp_path: Path, monkeypatch: pytest.Monke
 def test_settings_are_told_once_and_exceptions_by_name() -> None:
     cells = [Filled(c, None) for c in make_cells(find_target("table3"), "mini")]
     said = describe_settings(cells)
-    assert said.count("lr = 0.1") == 1
+    assert said.count("rounds = 30") == 1
     assert "semifl on agnews" in said
     assert "mix_loss = false" in said
     assert describe_settings([Filled(c, None) for c in make_cells(find_target("table2"))]) == "none"

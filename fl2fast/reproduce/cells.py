@@ -83,17 +83,19 @@ def make_cells(
     made: dict[tuple[str, str], Cell] = {}
     for row in target.rows:
         for place, column in enumerate(target.columns):
-            name, label = column["dataset"], column["label"]
-            if dataset is not None:
-                name, label = dataset, f"{Path(dataset).name} with {column['labels']} labels"
+            name = dataset or column["dataset"]
             asked = {
                 "dataset": name,
-                "labels": column["labels"],
                 "partition": row["partition"],
                 "method": row["method"],
                 "seeds": seeds,
-                **settings(scale, name, row["method"]),
+                **settings(scale, name, row["method"], column["labels"]),
             }
+            label, labels = column["label"], asked["labels"]
+            if dataset is not None:
+                label = f"{Path(dataset).name} with {labels} labels"
+            elif labels != column["labels"]:
+                label += f", run with {labels}"
             if encoder is not None and name in TEXTS:
                 asked["encoder"] = encoder
             ours = dataset is not None
