@@ -17,7 +17,7 @@ from fl2fast.reproduce.run import make_experiment, read_result, run_cells
 from fl2fast.reproduce.scales import settings
 
 METHODS = ("supervised", "fedmatch", "fedcon", "semifl", "flfl")
-PICTURE = Path(__file__).parents[1] / "docs" / "baselines.png"
+PICTURE = Path(__file__).parents[1] / "docs" / "baselines.svg"
 
 
 def make_cell(method: str, seeds: int) -> Cell:

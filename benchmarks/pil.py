@@ -6,6 +6,7 @@ It reads the draws that the batched backends read, and otherwise shares no code 
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
+from fl2fast.data.semifl_views import OPS as FULL_OPS
 from fl2fast.data.views import OPS, ViewDraws
 
 
@@ -84,3 +85,56 @@ def pil_strong(image_CHW: np.ndarray, draws: ViewDraws, i: int, flip: bool = Tru
     for op, u in zip(draws.op[i].tolist(), draws.magnitude[i].tolist(), strict=True):
         image = pil_op(image, OPS[op], u)
     return pil_cutout(image, *draws.cutout[i].tolist())
+
+
+def pil_full_op(
+    image: Image.Image, name: str, sign: int, centre: tuple[float, float]
+) -> Image.Image:
+    """One of SemiFL's ops at full magnitude; `centre` is a cutout's, as shares of the sides."""
+    width, height = image.size
+
+    def affine(*matrix: float) -> Image.Image:
+        kind, smooth = Image.Transform.AFFINE, Image.Resampling.BILINEAR
+        return image.transform(image.size, kind, matrix, smooth)
+
+    match name:
+        case "AutoContrast" | "Equalize" | "Invert":
+            return getattr(ImageOps, name.lower())(image)
+        case "Brightness" | "Color" | "Contrast" | "Sharpness":
+            return getattr(ImageEnhance, name)(image).enhance(1.9)
+        case "Cutout":
+            x0, y0 = (
+                int(max(0, share * side - 20))
+                for share, side in zip(centre, image.size, strict=True)
+            )
+            image = image.copy()
+            box = (x0, y0, min(width, x0 + 40), min(height, y0 + 40))
+            ImageDraw.Draw(image).rectangle(box, 127 if image.mode == "L" else (127, 127, 127))
+            return image
+        case "Posterize":
+            return ImageOps.posterize(image, 4)
+        case "Rotate":
+            return image.rotate(sign * 30)
+        case "ShearX":
+            return affine(1, sign * 0.3, 0, 0, 1, 0)
+        case "ShearY":
+            return affine(1, 0, 0, sign * 0.3, 1, 0)
+        case "Solarize":
+            return ImageOps.solarize(image, 0)
+        case "TranslateX":
+            return affine(1, 0, sign * 100, 0, 1, 0)
+        case "TranslateY":
+            return affine(1, 0, 0, 0, 1, sign * 100)
+    raise ValueError(name)
+
+
+def pil_semifl(image_CHW: np.ndarray, draws: ViewDraws, i: int, flip: bool = True) -> Image.Image:
+    """The weak view and two ops, each taken or not; a uniform number says which, whether, sign."""
+    image = pil_weak(image_CHW, draws, i, flip)
+    u, spare = draws.magnitude[i].tolist(), draws.cutout[i].tolist()
+    centres = (spare[0], spare[1]), (spare[2], u[2])
+    for uniform, centre in zip(u[:2], centres, strict=True):
+        number = int(uniform * 60)
+        if number % 4 >= 2:
+            image = pil_full_op(image, FULL_OPS[number // 4], 1 if number % 2 else -1, centre)
+    return image

@@ -25,4 +25,7 @@ def show_command(method: str) -> None:
     for option in found.options:
         choices = f"  ({', '.join(map(str, option.choices))})" if option.choices else ""
         click.echo(f"  {option.name:<20}{option.default}{choices}")
+    if found.protocol:
+        own = ", ".join(f"{name} = {value}" for name, value in found.protocol.items())
+        click.echo(f"\nsettings of its own, unless you give others: {own}")
     click.echo(f"\nreference: {found.reference}")

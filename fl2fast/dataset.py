@@ -75,14 +75,19 @@ class Pictures:
         shape = train.shape[1:]
         mean, std = (_per_channel(values, channels, like) for values in (e.mean, e.std))
         if e.augment == "auto":
-            verdict = choose(shape, block_rows(e), like.device)
+            verdict = choose(shape, block_rows(e), like.device, e.strong_views)
             say(f"augment auto: {verdict}")
             e = replace(e, augment=verdict.choice)
         return e, Images(
             images=torch.tensor(train, device=like.device),  # a copy: the file may go away
             test_images=torch.tensor(test, device=like.device),
             augment=make_augment(
-                e.augment, flip=e.flip, crop=e.crop, shape=shape, device=like.device
+                e.augment,
+                flip=e.flip,
+                crop=e.crop,
+                shape=shape,
+                device=like.device,
+                strong=e.strong_views,
             ),
             mean=mean,
             std=std,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fl2fast import rng
-from fl2fast.data.backends import BACKENDS
+from fl2fast.data.backends import BACKENDS, STRONG
 from fl2fast.data.load import check_dataset
 from fl2fast.data.partition import check_partition
 from fl2fast.data.settings import CIFAR10, SETTINGS, TEXTS, Settings, pretrain_calls
@@ -83,6 +83,7 @@ class Experiment:
     mean: tuple[float, ...] = CIFAR10.flfl.mean
     std: tuple[float, ...] = CIFAR10.flfl.std
     flip: bool = CIFAR10.flfl.flip
+    strong_views: str = "flfl"  # the (FL)^2 code's RandAugment and cutout, or SemiFL's own ops
     crop: float = 0.125  # reflect padding of the random crop, as a share of the side
     train_size: int = 0  # the first images of the dataset; 0: all (of streetdigits 20,000 + 4,000)
     test_size: int = 0
@@ -146,6 +147,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "augment": ("auto", *BACKENDS),
     "constants": ("flfl", "semifl"),
+    "strong_views": tuple(STRONG),
     "client_momentum": ("persist", "fresh"),
     "perturbation": ("asam", "sam"),
     "batches": ("kept", "all"),

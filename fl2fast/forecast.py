@@ -239,8 +239,11 @@ def time_here(
     """Seconds of each phase on this device, from a few calls."""
     e, device, shape = outline.experiment, _device(outline), outline.sizes.image_shape
     num = block_rows(e)
-    backend = choose(shape, num, device).choice if e.augment == "auto" else e.augment
-    augment = make_augment(backend, flip=e.flip, crop=e.crop, shape=shape, device=device)
+    strong, backend = e.strong_views, e.augment
+    if backend == "auto":
+        backend = choose(shape, num, device, strong).choice
+    kind = {"flip": e.flip, "crop": e.crop, "strong": strong}
+    augment = make_augment(backend, **kind, shape=shape, device=device)
     ramp = torch.from_numpy(np.resize(np.arange(251, dtype=np.uint8), (num, *shape))).to(device)
 
     def views(view: str) -> object:

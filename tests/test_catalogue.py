@@ -56,6 +56,9 @@ def test_the_commands(capsys) -> None:
     printed = capsys.readouterr().out
     for words in ("beta_k", "perturbation", "rho                 0.1", "NeurIPS 2024"):
         assert words in printed
+    assert "settings of its own" not in printed
+    assert call("show", "semifl") == 0
+    assert "unless you give others: batch_size = 10, pretrain = 0" in capsys.readouterr().out
     for words, expected in ((["list", "colours"], "datasets"), (["show", "nope"], "flfl")):
         assert call(*words) == 2
         captured = capsys.readouterr()

@@ -18,8 +18,8 @@ averages and fine-tunes: alternate training. No pretraining; batches of ten.
   mix_loss   off for text, as in the (FL)^2 paper's AG News rows
 
 Views, constants and static batch norm are those of the (FL)^2 pipeline, which the paper's rows
-share; the settings constants="semifl", sbn_order="shuffled" and sbn_unlabelled_batch=250 are
-SemiFL's own. Its RandAugment (15 ops at full magnitude) is not here.
+share; the settings constants="semifl", strong_views="semifl", sbn_order="shuffled" and
+sbn_unlabelled_batch=250 are SemiFL's own.
 """
 
 from typing import Literal
