@@ -13,6 +13,7 @@ from fl2fast.data import streetdigits
 from fl2fast.data.arrays import read_folder
 from fl2fast.data.load import fit_images
 from fl2fast.data.published import PUBLISHED
+from fl2fast.data.settings import TEXTS
 from fl2fast.engine.cores import Cores
 from fl2fast.errors import UsageError
 from fl2fast.execute import batch_rows, choose_executions
@@ -36,6 +37,11 @@ class Sizes(NamedTuple):
 def sizes_of(experiment: Experiment) -> Sizes:
     """The dataset's sizes, without downloading or drawing it; images as they are stored."""
     e = experiment
+    if e.dataset in TEXTS:
+        raise UsageError(
+            f"{e.dataset} cannot be forecast without its texts; a linear model on ready features "
+            "trains in seconds: use fl2fast train"
+        )
     if e.dataset == "streetdigits":
         train, test = e.train_size or streetdigits.TRAIN_SIZE, e.test_size or streetdigits.TEST_SIZE
         return Sizes(train, test, (3, 32, 32), 10)

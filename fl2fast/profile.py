@@ -137,7 +137,8 @@ def meter_step(
     learner: Learner = PLAIN,
 ) -> Meter:
     """One step of so many lanes on fake tensors: everything is counted, nothing is computed."""
-    meter = Meter()
+    meter, own = Meter(), network.weights_P
+    learner.init(network, torch.zeros_like(own), own.new_zeros)  # an encoder is not made of fakes
     with FakeTensorMode(allow_non_fake_inputs=True):
         cores = _Metered(network, meter)
         make_step(cores, of_kind(part, sureness), lanes, batch, image_shape, learner)()

@@ -29,7 +29,7 @@ TINY = {
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = scales.Scale("tiny, for a test", "quick", TINY, {}, {})
+    made = scales.Scale("tiny, for a test", "quick", TINY, {}, {}, {})
     monkeypatch.setitem(scales.SCALES, "mini", made)
 
 
@@ -128,6 +128,9 @@ def test_scales_are_the_papers_protocol_and_a_stated_reduction() -> None:
     small = make_experiment(mini["(FL)^2: CAT + SACR + LSAA"])
     assert (small.rounds, small.clients, small.model) == (30, 20, "cnn")
     assert (small.train_size, small.test_size) == (6_000, 2_000)
+    heads = {c.row: c.settings.get("options") for c in make_cells(find_target("table1"), "mini")}
+    assert heads["IID FedCon"] == {"hidden": 64}
+    assert heads["IID SemiFL"] is None
     for scale in scales.SCALES:
         cells = make_cells(find_target("fig3"), scale)
         semifl = next(c for c in cells if c.settings["method"] == "semifl")

@@ -10,7 +10,13 @@ import torch
 from test_federation import BASE, assert_same
 
 import fl2fast
+from fl2fast.engine.auto import made_up_batch
+from fl2fast.engine.local import Step, moved
+from fl2fast.forecast import forecast
 from fl2fast.methods import METHODS
+from fl2fast.models.cnn import SmallCNN
+from fl2fast.models.network import Network
+from fl2fast.optim import SGD
 from fl2fast.simulate import RoundReport
 
 # Thresholds low enough for a fresh model to accept something, and reject something else.
@@ -120,6 +126,34 @@ def test_every_option_changes_the_result(
     before = truth(method)[-1].state.params_SP
     assert torch.isfinite(changed).all()
     assert changed.shape != before.shape or not torch.allclose(changed, before, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_step_is_one_graph(method: str) -> None:
+    """What torch.compile needs: no branch on a value, no host sync, nothing made on the way."""
+    torch.compiler.reset()  # the methods share one limit of recompilations
+    made = METHODS[method](**OPTIONS.get(method, {}))
+    net = Network.of(SmallCNN(10), "grouped", torch.zeros((), dtype=torch.float64))
+    like = net.weights_P
+    params_P = torch.linspace(-1, 1, len(like), dtype=like.dtype)
+    row_P = made.learner.init(net, params_P, lambda num: params_P[:1].expand(num))
+    for part in (made.client, made.server, made.central):
+        if part is None:
+            continue
+        rows_LP, batch = row_P.repeat(2, 1), made_up_batch(part, 2, 0, 4, (3, 16, 16), like)
+        step = Step.of(part, net, row_P)
+        given = (net, step, SGD(), like.new_tensor(0.1), rows_LP, torch.zeros_like(rows_LP), batch)
+        graph = torch.compile(moved, fullgraph=True, dynamic=False, backend="eager")
+        for ours, plain in zip(graph(*given), moved(*given), strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_forecast(method: str) -> None:
+    made = fl2fast.experiment(method=method, lowering="grouped", train_size=600)
+    found = forecast(made, here=False)
+    assert all(flops > 0 for flops in found["flops"].values())
+    assert ("local_training" in found["flops"]) == (method != "supervised")
 
 
 def test_idle_clients_vote_only_if_asked(run: Run) -> None:

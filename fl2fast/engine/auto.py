@@ -132,7 +132,7 @@ def make_step(
     buffer_LP = torch.zeros_like(params_LP)
     alone = cores.network.execution.alone
     groups = [(1, lane) for lane in range(lanes)] if alone else [(lanes, 0)]
-    batches = [_made_up_batch(part, *group, batch, image_shape, like) for group in groups]
+    batches = [made_up_batch(part, *group, batch, image_shape, like) for group in groups]
 
     def step() -> Tensor:
         streams = [Stream(1, iter([own])) for own in batches]
@@ -149,7 +149,7 @@ def _made_up(shape: tuple[int, ...], like: Tensor) -> Tensor:
     )
 
 
-def _made_up_batch(
+def made_up_batch(
     part: Part, num: int, first: int, rows: int, image_shape: tuple[int, ...], like: Tensor
 ) -> Batch:
     """All that the part's own batches hold."""

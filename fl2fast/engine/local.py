@@ -49,13 +49,13 @@ def local_step(
     """One step of the batch's lanes, in place; every other lane stays untouched."""
     params_GP, buffer_GP = params_LP[batch.lane_L], buffer_LP[batch.lane_L]
     rate = lr if batch.lr is None else batch.lr
-    moved = _compiled(network.weights_P.device.type) if network.execution.compiled else _moved
-    params_GP, buffer_GP = moved(network, step, sgd, rate, params_GP, buffer_GP, batch)
+    move = _compiled(network.weights_P.device.type) if network.execution.compiled else moved
+    params_GP, buffer_GP = move(network, step, sgd, rate, params_GP, buffer_GP, batch)
     params_LP.index_copy_(0, batch.lane_L, params_GP)
     buffer_LP.index_copy_(0, batch.lane_L, buffer_GP)
 
 
-def _moved(
+def moved(
     network: Network,
     step: Step,
     sgd: SGD,
@@ -64,6 +64,7 @@ def _moved(
     buffer_GP: Tensor,
     batch: Batch,
 ) -> tuple[Tensor, Tensor]:
+    """The batch's lanes after one step, (params_GP, buffer_GP): what is compiled."""
     grad_GP, trained_P = step.grads(network, params_GP, batch), step.trained_P
     slope_GP = grad_GP if trained_P is None else torch.where(trained_P, grad_GP, 0.0)
     moved_GP, moved_buffer_GP = _descend(network, sgd, lr, params_GP, buffer_GP, slope_GP)
@@ -84,14 +85,14 @@ def _descend(
 
 @cache
 def _compiled(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`_moved` as one graph per kind of wave; on CUDA replayed without the host's part of it.
+    """`moved` as one graph per kind of wave; on CUDA replayed without the host's part of it.
 
     A step's results are copied out before the next step may overwrite them.
     """
     mode = "reduce-overhead" if device_type == "cuda" else None
     compile: Any = torch.compile  # whose types know no recompile_limit
     return compile(
-        _moved,
+        moved,
         fullgraph=True,
         dynamic=False,
         backend=BACKEND,

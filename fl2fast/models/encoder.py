@@ -29,6 +29,11 @@ def classifier_name(module: nn.Module) -> str:
     return names[-1]
 
 
+def num_features(encoder: nn.Module) -> int:
+    (place,) = (child for child in encoder.modules() if isinstance(child, Passthrough))
+    return place.weight.shape[1]
+
+
 def without_classifier(module: nn.Module) -> nn.Module:
     module = deepcopy(module)
     name = classifier_name(module)

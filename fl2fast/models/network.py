@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from fl2fast.models.encoder import classifier_name, without_classifier
+from fl2fast.models.encoder import classifier_name, num_features, without_classifier
 from fl2fast.models.execution import Execution
 from fl2fast.models.fold import Folded
 from fl2fast.models.layout import Layout
@@ -82,8 +82,12 @@ class Network:
 
     @property
     def num_features(self) -> int:
-        """That the classifier sees."""
-        return self.layout.shapes[self.layout.names.index(f"{self.classifier}.weight")][1]
+        """That the encoder makes.
+
+        A learner asks for it before any step: a step that is traced cannot make the encoder, since
+        modules cannot be copied there.
+        """
+        return num_features(self.encoder.source)
 
     def forward(self, params_LP: Tensor, x_LBCHW: Tensor, row_LB: Tensor | None) -> Tensor:
         """logits_LBY with batch statistics over the live rows (None: all are live)."""

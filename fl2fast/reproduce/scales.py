@@ -13,6 +13,7 @@ class Scale(NamedTuple):
     any: dict[str, Any]
     own: dict[str, dict[str, Any]]
     labels: dict[str, dict[int, int]]  # of a dataset: the paper's number to ours, where another
+    options: dict[str, dict[str, Any]]  # of a method
 
 
 SCALES: dict[str, Scale] = {
@@ -23,6 +24,7 @@ SCALES: dict[str, Scale] = {
         any={},
         own={"agnews": {"epochs": 20}},
         labels={},
+        options={},
     ),
     "mini": Scale(
         "not the paper's setting: a small CNN, or AG News's own linear model, fewer clients, "
@@ -34,6 +36,7 @@ SCALES: dict[str, Scale] = {
         own={name: {"lr": 0.03} for name in ("svhn", "cifar10", "cifar100", "fashion-mnist")},
         # with fewer the CNN's first pseudo-labels are no better than chance
         labels={"svhn": {40: 250, 250: 1_000}, "streetdigits": {40: 60}},
+        options={"fedcon": {"hidden": 64}},  # a head as small as the CNN
     ),
 }
 
@@ -45,6 +48,9 @@ def settings(scale: str, dataset: str, method: str, labels: int) -> dict[str, An
     chosen = SCALES[scale]
     found = chosen.any | chosen.own.get(dataset, {}) | {"preset": chosen.preset}
     found["labels"] = chosen.labels.get(dataset, {}).get(labels, labels)
+    options = dict(chosen.options.get(method, {}))
     if method == "semifl" and dataset == "agnews":
-        found["options"] = {"mix_loss": False}  # the paper's rows have none
+        options["mix_loss"] = False  # the paper's rows have none
+    if options:
+        found["options"] = options
     return found
