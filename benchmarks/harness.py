@@ -30,6 +30,15 @@ def all_records(name: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"*_{name}.json"))]
 
 
+def machine(record: dict[str, Any]) -> str:
+    """Where and when a record was made, in a few words."""
+    env = record["environment"]
+    return (
+        f"{env['cores']} cores of {env['cpu']}, torch {env['versions']['torch']}, "
+        f"{env['date'][:10]}"
+    )
+
+
 def median_and_spread(values: Sequence[float]) -> dict[str, float]:
     """What a table shows of repeated measurements."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}

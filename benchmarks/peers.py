@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from benchmarks.harness import write_record
+from benchmarks.harness import machine, write_record
 from fl2fast.cache import cache_dir
 from fl2fast.data.arrays import write_folder
 from fl2fast.data.load import default_data_dir, load
@@ -228,7 +228,6 @@ def summarise(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def table(record: dict[str, Any]) -> str:
     """For the README."""
-    from benchmarks.readme import machine  # here: benchmarks.readme may import this function
 
     lines = [
         "| | seconds a round | spread | fl2fast is faster by | test accuracy (%) |",

@@ -4,19 +4,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import all_records, latest_record
+from benchmarks.harness import all_records, latest_record, machine
+from benchmarks.method_tables import (
+    baselines_table,
+    figures_table,
+    methods_table,
+    reproduced_table,
+    texts_table,
+)
 from benchmarks.peers import table as peers_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "augmentation.md", ROOT / "docs" / "performance.md"]
-
-
-def machine(record: dict[str, Any]) -> str:
-    env = record["environment"]
-    return (
-        f"{env['cores']} cores of {env['cpu']}, torch {env['versions']['torch']}, "
-        f"{env['date'][:10]}"
-    )
+DOCS = ("augmentation.md", "performance.md", "methods.md", "reproduce.md")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
 
 
 def demo_table(record: dict[str, Any]) -> str:
@@ -241,7 +241,13 @@ TABLES = {
     "fashion": fashion_table,
     "wide": wide_table,
     "parity": parity_table,
+    "methods": methods_table,
+    "baselines": baselines_table,
+    "reproduced": reproduced_table,
+    "figures": figures_table,
+    "texts": texts_table,
 }
+RECORD_OF = {"figures": "reproduced", "texts": "reproduced"}  # where another than the table's name
 
 
 def render(text: str) -> str:
@@ -249,7 +255,7 @@ def render(text: str) -> str:
     for name, table in TABLES.items():
         fence = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if fence.search(text):
-            made = table(latest_record(name))
+            made = table(latest_record(RECORD_OF.get(name, name)))
             text = fence.sub(lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text)
     return text
 

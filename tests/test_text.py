@@ -230,10 +230,26 @@ def test_features_are_made_once(
     assert_one_sentence(refusal)
 
 
+def ones(_: Path, texts: list[str], on_batch: object) -> np.ndarray:
+    """In an encoder's place."""
+    return np.ones((len(texts), 2), np.float32)
+
+
+def test_a_long_encoding_says_how_long(
+    data_dir: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "SAY_EVERY", 0)
+    monkeypatch.setattr(encoder, "BATCH", 8)
+    said: list[str] = []
+    text_features(data_dir, MINILM, 8, 1, 0, said.append)
+    told = [line.rpartition(", ")[0] for line in said if "to go" in line]
+    assert told == [f"encoded {done} of 25 texts" for done in (8, 16, 24, 25)]
+
+
 def test_the_cache_knows_seed_views_and_recipe(
     data_dir: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder, "encode", lambda _, texts: np.ones((len(texts), 2), np.float32))
+    monkeypatch.setattr(encoder, "encode", ones)
     said: list[str] = []
 
     def kept(seed: int = 0, size: int = 32) -> int:
@@ -255,7 +271,7 @@ def test_an_unwritable_cache_only_costs_time(
 ) -> None:
     (tmp_path / "fl2fast").write_text("a file where the cache would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(encoder, "encode", lambda _, texts: np.ones((len(texts), 2), np.float32))
+    monkeypatch.setattr(encoder, "encode", ones)
     assert text_features(data_dir, MINILM, 4, 1, 0, print).train_NVF.shape == (4, 3, 2)
 
 

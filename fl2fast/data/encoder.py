@@ -10,7 +10,7 @@ B texts in a batch, L tokens, F features.
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,13 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def encode(folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """Features [len(texts), F]: the last layer's mean over a text's tokens, without padding."""
+def encode(
+    folder: Path, texts: Sequence[str], on_batch: Callable[[int], object] = lambda done: None
+) -> np.ndarray:
+    """Features [len(texts), F]: the last layer's mean over a text's tokens, without padding.
+
+    `on_batch` hears how many texts are done.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer, model = _load(folder)
     model.to(device)
@@ -79,6 +84,7 @@ def encode(folder: Path, texts: Sequence[str]) -> np.ndarray:
         mask_BL1 = tokens["attention_mask"][..., None].to(hidden_BLF.dtype)
         mean_BF = (hidden_BLF * mask_BL1).sum(1) / mask_BL1.sum(1)
         features_NF[rows] = mean_BF.cpu().numpy()
+        on_batch(start + len(rows))
     return features_NF
 
 

@@ -23,6 +23,7 @@ from fl2fast.data.arrays import write_folder
 from fl2fast.errors import UsageError
 
 Say = Callable[[str], object]
+SAY_EVERY = 20  # seconds
 
 
 class Features(NamedTuple):
@@ -71,8 +72,16 @@ def _make(texts: Texts, weights: Path, name: str, seed: int, say: Say) -> Featur
     num, views = len(views_NV), len(views_NV[0])
     flat = [text for views in views_NV for text in views] + texts.test
     say(f"encoding {len(flat):,} texts ({num:,} x {views} views, {len(texts.test):,} test): {name}")
-    start = perf_counter()
-    features_TF = encoding.encode(weights, flat)
+    start = told = perf_counter()
+
+    def on_batch(done: int) -> None:
+        nonlocal told
+        if perf_counter() - told > SAY_EVERY:
+            told = perf_counter()
+            left = (told - start) * (len(flat) / done - 1)
+            say(f"encoded {done:,} of {len(flat):,} texts, {left:.0f} s to go")
+
+    features_TF = encoding.encode(weights, flat, on_batch)
     say(f"encoded {len(flat):,} texts in {perf_counter() - start:.1f} s")
     return Features(
         features_TF[: num * views].reshape(num, views, -1),
