@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,18 @@ def write_folder(arrays: NamedTuple, folder: Path) -> None:
             file.write(array.data)
             file.flush()
             os.fsync(file.fileno())
+
+
+def try_to_cache(arrays: NamedTuple, folder: Path) -> None:
+    """Rename a whole folder into place; a cache that cannot be written only costs time."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / folder.name
+            write_folder(arrays, made)
+            made.rename(folder)
+    except OSError:
+        return
 
 
 def read_folder(folder: Path) -> Arrays:

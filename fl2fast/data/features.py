@@ -7,7 +7,6 @@ N texts, V views, F features.
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +18,7 @@ from fl2fast.cache import cache_dir
 from fl2fast.data import agnews, text_augment
 from fl2fast.data import encoder as encoding
 from fl2fast.data.agnews import Texts
-from fl2fast.data.arrays import write_folder
+from fl2fast.data.arrays import try_to_cache
 from fl2fast.errors import UsageError
 
 Say = Callable[[str], object]
@@ -59,7 +58,7 @@ def text_features(
     if folder.is_dir():
         return _read_cached(folder)
     features = _make(texts, weights, encoder, data_seed, say)
-    _try_to_cache(features, folder)
+    try_to_cache(features, folder)
     return features
 
 
@@ -111,15 +110,3 @@ def _read_cached(folder: Path) -> Features:
         raise UsageError(
             f"the cached features in {str(folder)!r} are damaged ({error}): remove that folder"
         ) from error
-
-
-def _try_to_cache(features: Features, folder: Path) -> None:
-    """Rename a whole folder into place; a cache that cannot be written only costs time."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / folder.name
-            write_folder(features, made)
-            made.rename(folder)
-    except OSError:
-        return

@@ -2,14 +2,13 @@
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from fl2fast.cache import cache_dir
 from fl2fast.data import streetdigits
-from fl2fast.data.arrays import Arrays, read_folder, write_folder
+from fl2fast.data.arrays import Arrays, read_folder, try_to_cache
 from fl2fast.data.prepare import get
 from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import SETTINGS
@@ -70,20 +69,8 @@ def _streetdigits(train_size: int, test_size: int, seed: int) -> Arrays:
     train = streetdigits.draw(train_size, seed, "train")
     test = streetdigits.draw(test_size, seed, "test")
     arrays = Arrays(*train, *test)
-    _try_to_cache(arrays, folder)
+    try_to_cache(arrays, folder)
     return arrays
-
-
-def _try_to_cache(arrays: Arrays, folder: Path) -> None:
-    """Rename a whole folder into place; a cache that cannot be written only costs time."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / folder.name
-            write_folder(arrays, made)
-            made.rename(folder)
-    except OSError:
-        return
 
 
 def fit_images(images: np.ndarray, channels: int) -> np.ndarray:

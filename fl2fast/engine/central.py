@@ -15,11 +15,12 @@ from torch import Tensor
 
 from fl2fast import rng
 from fl2fast.data.augment import ship
-from fl2fast.data.plan import LaneBatch, Wave, make_streams, shuffled_batches
+from fl2fast.data.plan import Wave
 from fl2fast.data.views import draw_views
 from fl2fast.engine.batches import Source, Targets, make_batches
 from fl2fast.engine.cores import Stream
 from fl2fast.engine.local import make_sgd, train_lanes
+from fl2fast.engine.streams import plan_streams
 from fl2fast.engine.world import Lanes, ServerState, World
 from fl2fast.methods.method import Batch, CentralPart, Labelled
 
@@ -31,24 +32,19 @@ def train_centrally(
     e = world.experiment
     everything = [np.concatenate((split.unlabelled, split.labelled)) for split in world.splits]
     lanes = Lanes.of(e.seed_list, [0] * e.seeds, everything, world.device)
-    steps = shuffled_batches(
-        np.arange(lanes.row_LM.shape[1]) < lanes.size_L[:, None],
-        lanes.seed_L,
-        lanes.client_L,
+    num_rows = lanes.row_LM.shape[1]  # the same for every seed: all rows
+    streams = plan_streams(
+        world.server,
+        lanes,
+        np.ones(lanes.row_LM.shape, dtype=bool),
+        None,
         purpose="central shuffle",
         round=round,
         epochs=e.epochs,
         batch_size=central.num_unlabelled,
-    )
-    execution = world.server.network.execution
-    streams = make_streams(
-        steps,
-        None,
-        batch_size=central.num_unlabelled,
         chunk=e.chunk,
-        steady=execution.compiled,
-        alone=execution.alone,
     )
+    per_round = e.epochs * -(-num_rows // central.num_unlabelled)
     nothing_known = torch.zeros_like(lanes.row_LM)
     targets = Targets(nothing_known, lanes.live_LM, None)
     source = Source(world, lanes, central.views, "central view", round)
@@ -61,7 +57,7 @@ def train_centrally(
         state.params_SP,
         state.server_momentum_SP,
         [
-            Stream(own.size, _with_labels(source, central, own.items, waves, steps))
+            Stream(own.size, _with_labels(source, central, own.items, waves, per_round))
             for own, waves in zip(batches, streams, strict=True)
         ],
     )
@@ -73,12 +69,12 @@ def _with_labels(
     central: CentralPart,
     batches: Iterator[Batch],
     waves: Sequence[Wave],
-    steps: Sequence[Sequence[LaneBatch]],
+    per_round: int,
 ) -> Iterator[Batch]:
-    """Every batch with its labelled rows and its learning rate."""
-    e, per_round = source.world.experiment, len(steps[0])
+    """Every batch with its labelled rows and its learning rate; a wave's lanes are in step."""
+    e = source.world.experiment
     first, last = (source.round - 1) * per_round, e.rounds * per_round
-    done = np.zeros(len(steps), dtype=np.int64)
+    done = np.zeros(e.seeds, dtype=np.int64)
     for batch, wave in zip(batches, waves, strict=True):
         step = first + int(done[wave.lane_G[0]])
         done[np.unique(wave.lane_G)] += 1

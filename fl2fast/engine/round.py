@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fl2fast.data.mixing import draw_partners
-from fl2fast.data.plan import make_streams, select, shuffled_batches
+from fl2fast.data.plan import select
 from fl2fast.engine.batches import Mixing, Source, Targets, make_batches
 from fl2fast.engine.central import train_centrally
 from fl2fast.engine.cores import Stream
 from fl2fast.engine.label import pseudo_label
 from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.server import absorb, fine_tune, recalibrate_all
+from fl2fast.engine.streams import plan_streams
 from fl2fast.engine.visit import probe, start_rows
 from fl2fast.engine.world import ClientStore, Lanes, ServerState, World
 from fl2fast.methods.method import Batch, ClientPart, Mix, PseudoLabels
@@ -90,22 +91,16 @@ def _client_phase(
         report = _read_labels(lanes, labels, weight_L)
     with phase("plan"):
         rows_LM = report.keep_LM if client.batches == "kept" else report.live_LM
-        steps = shuffled_batches(
+        streams = plan_streams(
+            world.clients,
+            lanes,
             rows_LM,
-            lanes.seed_L,
-            lanes.client_L,
+            report.sure_LM,
             purpose="client shuffle",
             round=round,
             epochs=e.epochs,
             batch_size=e.batch_size,
-        )
-        streams = make_streams(
-            steps,
-            report.sure_LM,
-            batch_size=e.batch_size,
             chunk=e.chunk,
-            steady=world.network.execution.compiled,
-            alone=world.network.execution.alone,
         )
         mixing = None if client.mix is None else _mixing(client.mix, lanes, report, round, e.epochs)
         source = Source(world, lanes, client.views, "client view", round, mixing)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fl2fast import rng
-from fl2fast.data.plan import make_streams, select, shuffled_batches
+from fl2fast.data.plan import select
 from fl2fast.engine.batches import Source, Targets, make_batches
 from fl2fast.engine.local import make_sgd, train_lanes
+from fl2fast.engine.streams import plan_streams
 from fl2fast.engine.world import Lanes, ServerState, World
 from fl2fast.methods.method import ClientPart
 from fl2fast.models.network import Network, Stats
@@ -66,23 +67,16 @@ def fine_tune(
         [split.labelled for split in world.splits],
         world.device,
     )
-    steps = shuffled_batches(
+    streams = plan_streams(
+        world.server,
+        lanes,
         np.ones(lanes.row_LM.shape, dtype=bool),
-        lanes.seed_L,
-        lanes.client_L,
+        None,
         purpose="server shuffle",
         round=round,
         epochs=e.server_epochs,
         batch_size=e.server_batch_size,
-    )
-    execution = world.server.network.execution
-    streams = make_streams(
-        steps,
-        None,
-        batch_size=e.server_batch_size,
         chunk=e.chunk,
-        steady=execution.compiled,
-        alone=execution.alone,
     )
     source = Source(world, lanes, server.views, "server view", round)
     targets = Targets(world.truth[lanes.row_LM], lanes.live_LM, None)
