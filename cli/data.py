@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from fl2fast.cli.progress import file_progress
+from fl2fast.data import agnews
 from fl2fast.data.load import default_data_dir, fit_images, load
 from fl2fast.data.prepare import get, import_files
 from fl2fast.data.published import PUBLISHED
@@ -44,6 +45,9 @@ def list_command(data_dir: Path | None) -> None:
             state = f"get: from {entry.packaged}"
         images, size = f"{entry.train:,} + {entry.test:,}", "x".join(map(str, entry.shape))
         click.echo(f"{name:<15}{images:>18}{size:>10}{entry.classes:>9}  {state}")
+    texts, folder = f"{agnews.OFFICIAL_TRAIN:,} + {agnews.OFFICIAL_TEST:,}", data_dir / "agnews"
+    state = f"in {folder}" if os.path.isdir(folder) else f"get: {agnews.MEGABYTES} MB to download"
+    click.echo(f"{'agnews':<15}{texts:>18}{'text':>10}{len(agnews.CLASSES):>9}  {state}")
 
 
 @data_command.command("get")
@@ -51,13 +55,14 @@ def list_command(data_dir: Path | None) -> None:
 @data_dir_option
 def get_command(name: str, data_dir: Path | None) -> None:
     """Download a published dataset and prepare its arrays, once."""
-    if name not in PUBLISHED:
+    if name not in (*PUBLISHED, "agnews"):
         raise UsageError(
-            f"unknown dataset {name!r}: choose {', '.join(PUBLISHED)} (streetdigits needs no "
-            "download)"
+            f"unknown dataset {name!r}: choose {', '.join(PUBLISHED)} or agnews (streetdigits "
+            "needs no download)"
         )
+    data_dir = data_dir or default_data_dir()
     with file_progress() as show:
-        folder = get(name, data_dir or default_data_dir(), show)
+        folder = agnews.get(data_dir, show) if name == "agnews" else get(name, data_dir, show)
     click.echo(f"{name} is in {folder}")
 
 

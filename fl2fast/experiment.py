@@ -301,6 +301,11 @@ def check(made: Experiment) -> None:
         )
     check_dataset(made.dataset)
     find_model(made.model)
+    if made.dataset in TEXTS and made.model != "linear" and ".py:" not in made.model:
+        raise UsageError(
+            f"model {made.model!r} takes images, but {made.dataset} is text whose features are "
+            "ready: use --model linear, or path/to/file.py:factory"
+        )
     check_partition(made.partition)
     check_device(made.device)
 

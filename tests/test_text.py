@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from fl2fast.cli.main import main
 from fl2fast.data import agnews, encoder, features
 from fl2fast.data.features import Features, text_features
 from fl2fast.data.published import OfficialFile
@@ -352,3 +353,36 @@ def test_real_news_can_be_told_apart() -> None:
         pytest.skip("FL2FAST_DATA does not hold agnews")
     made = features.text_features(Path(folder), MINILM, 160, 200, 0, print)
     assert probe(made) > 0.75
+
+
+REFUSED = {
+    ("train", "--dataset", "agnews", "--model", "cnn"): "model 'cnn' takes images, but agnews is",
+    ("plan", "--dataset", "agnews"): "agnews cannot be forecast without its texts",
+    ("data", "show", "agnews"): "agnews is text and has no images",
+    ("data", "get", "agnews"): "dataset 'agnews' is not in",
+}
+
+
+@pytest.mark.parametrize("args", REFUSED, ids=" ".join)
+def test_commands_that_texts_do_not_fit(
+    args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Before anything is downloaded or encoded."""
+    monkeypatch.setenv("FL2FAST_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert REFUSED[args] in said
+    assert said.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_texts_are_listed(data_dir: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "list", "--data-dir", str(data_dir)])
+    assert not stop.value.code
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split()[:6] == ["agnews", "120,000", "+", "7,600", "text", "4"]
+    assert line.endswith(f"in {data_dir / 'agnews'}")

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fl2fast import rng
-from fl2fast.data.prepare import get_files
+from fl2fast.data.prepare import Progress, get_files, silent
 from fl2fast.data.published import OfficialFile
 from fl2fast.errors import UsageError
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 PER_CLASS = 12_500  # the paper's sample
-OFFICIAL_TRAIN = 120_000
+OFFICIAL_TRAIN, OFFICIAL_TEST = 120_000, 7_600
 MEGABYTES = 31
 
 ADDRESS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
@@ -62,14 +62,24 @@ class _Columns(NamedTuple):
 OFFICIAL = _Columns(label=0, first_class=1, title=1, text=2, augmented=(), width=3)
 
 
+def get(data_dir: Path, progress: Progress = silent) -> Path:
+    """DATA_DIR/agnews, whose files are downloaded if it is not there."""
+    folder = data_dir / "agnews"
+    get_files(folder, FILES, MEGABYTES, _advice(data_dir), progress)
+    return folder
+
+
+def _advice(data_dir: Path) -> str:
+    folder = str(data_dir / "agnews")
+    return f"get train.csv and test.csv from {ADDRESS} and put them into {folder!r}"
+
+
 def read(data_dir: Path, train_size: int, test_size: int, data_seed: int) -> Texts:
     """A keyed sample with as many texts of each class, and the first test texts.
 
     A train size of 0 means 12,500 a class, or what the smallest class has; a test size of 0, all.
     """
-    folder = data_dir / "agnews"
-    advice = f"get train.csv and test.csv from {ADDRESS} and put them into {str(folder)!r}"
-    get_files(folder, FILES, MEGABYTES, advice)
+    folder, advice = get(data_dir), _advice(data_dir)
     train, labels = _read_file(folder / "train.csv", advice)
     test, test_labels = _read_file(folder / "test.csv", advice)
     if test_size > len(test):

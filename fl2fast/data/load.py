@@ -11,7 +11,7 @@ from fl2fast.data import streetdigits
 from fl2fast.data.arrays import Arrays, read_folder, try_to_cache
 from fl2fast.data.prepare import get
 from fl2fast.data.published import PUBLISHED
-from fl2fast.data.settings import SETTINGS
+from fl2fast.data.settings import SETTINGS, TEXTS
 from fl2fast.errors import UsageError
 
 
@@ -28,6 +28,8 @@ def load(name: str, data_dir: Path, train_size: int, test_size: int, data_seed: 
     if name == "streetdigits":
         return _streetdigits(train_size, test_size, data_seed)
     check_dataset(name)
+    if name in TEXTS:
+        raise UsageError(f"{name} is text and has no images: choose another dataset")
     arrays = read_folder(get(name, data_dir) if name in PUBLISHED else Path(name))
     for split, size, labels in (
         ("train", train_size, arrays.train_labels),
