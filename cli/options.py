@@ -99,8 +99,9 @@ def read_flags(flags: dict[str, Any]) -> Asked:
     given = {} if flags["config"] is None else read_config(flags["config"])
     settings = {field.name for field in fields(Experiment)}
     given |= {n: v for n, v in flags.items() if v is not None and n in settings and n != "options"}
-    if flags["options"]:
-        given["options"] = given.get("options", {}) | read_options(flags["options"])
+    in_file = given.get("options", {})
+    if flags["options"] and isinstance(in_file, dict):  # else it is refused as it is
+        given["options"] = in_file | read_options(flags["options"])
     preset, out, data_dir = (
         flags.get(name) or in_file
         for name, in_file in ((n, given.pop(n, None)) for n in ("preset", "out", "data_dir"))

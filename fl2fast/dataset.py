@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl2fast.data import agnews
 from fl2fast.data.arrays import Arrays
 from fl2fast.data.backends import choose, make_augment
 from fl2fast.data.features import Features, text_features
@@ -44,8 +46,9 @@ def read_dataset(experiment: Experiment, data_dir: Path, say: Say) -> Dataset:
     e = experiment
     sizes = e.train_size, e.test_size, e.data_seed
     if e.dataset in TEXTS:
-        made = text_features(data_dir, e.encoder, *sizes, say)
-        return Text(made.train_labels, made.test_labels, made)
+        texts = agnews.read(data_dir, *sizes)
+        encode = partial(text_features, texts, e.encoder, e.data_seed, say)
+        return Text(texts.train_labels, texts.test_labels, encode)
     arrays = load(e.dataset, data_dir, *sizes)
     return Pictures(arrays.train_labels, arrays.test_labels, arrays)
 
@@ -109,7 +112,12 @@ def _per_channel(values: tuple[float, ...], channels: int, like: Tensor) -> Tens
 class Text:
     train_labels: np.ndarray
     test_labels: np.ndarray
-    features: Features
+    encode: Callable[[], Features]
+
+    @cached_property
+    def features(self) -> Features:
+        """Made when they are asked for: what is wrong with labels is said before."""
+        return self.encode()
 
     def shape(self, channels: int | None = None) -> tuple[int, ...]:
         if channels is not None:

@@ -19,6 +19,7 @@ def diagnose(world: World, report: LabelReport | None) -> list[dict[str, Any]]:
     if report is None:
         return []
     e, num_classes = world.experiment, world.num_classes
+    waits = world.method.client is not None and world.method.client.waits
     rows = []
     for s, seed in enumerate(e.seed_list):
         own = slice(s * e.cohort, (s + 1) * e.cohort)
@@ -30,7 +31,7 @@ def diagnose(world: World, report: LabelReport | None) -> list[dict[str, Any]]:
             {
                 "seed": seed,
                 "clients": report.client_L[own].tolist(),
-                "aggregation_weights": _shares(report.weight_L[own]),
+                "aggregation_weights": _shares(report.weight_L[own], waits),
                 "status": _rounded(report.tau_L, own),
                 "thresholds": _rounded(report.tau_LY, own),
                 "accepted": keep.sum(1).tolist(),
@@ -40,12 +41,13 @@ def diagnose(world: World, report: LabelReport | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _shares(weight_K: np.ndarray) -> list[float]:
-    """As they enter the mean: see engine.server.aggregation_weights."""
+def _shares(weight_K: np.ndarray, waits: bool) -> list[float]:
+    """As they enter the mean (see engine.server); all zero where there is no aggregation."""
     weight_K = weight_K.astype(np.float64)
     total = weight_K.sum()
-    share_K = weight_K / total if total > 0 else np.full(len(weight_K), 1 / len(weight_K))
-    return share_K.round(6).tolist()
+    if total > 0:
+        return (weight_K / total).round(6).tolist()
+    return [0.0 if waits else round(1 / len(weight_K), 6)] * len(weight_K)
 
 
 def _rounded(value_L: np.ndarray | None, own: slice) -> list[Any] | None:

@@ -15,7 +15,7 @@ from fl2fast.data.load import check_dataset
 from fl2fast.data.partition import check_partition
 from fl2fast.data.settings import CIFAR10, SETTINGS, TEXTS, Settings, pretrain_calls
 from fl2fast.errors import UsageError
-from fl2fast.methods import check_options, find_method, method_options
+from fl2fast.methods import check_options, find_method, make_method, method_options
 from fl2fast.methods.method import Method
 from fl2fast.models import find_model
 from fl2fast.models.execution import PRECISIONS
@@ -107,9 +107,9 @@ class Experiment:
 
     def make_method(self) -> Method:
         """The method with those of its options that this experiment names."""
-        make = find_method(self.method)
-        known = method_options(make)
-        return make(**{n: v for n, v in asdict(self).items() if n in known}, **self.options)
+        known = method_options(find_method(self.method))
+        own = {name: value for name, value in asdict(self).items() if name in known}
+        return make_method(self.method, own | self.options)
 
 
 QUICK: dict[str, Any] = {
@@ -278,6 +278,7 @@ def check(made: Experiment) -> None:
     for name, default in _DEFAULTS.items():
         _check_type(name, getattr(made, name), default)
     check_options(made.method, made.options, set(_DEFAULTS))
+    made.make_method()
     for name, choices in _CHOICES.items():
         if (value := getattr(made, name)) not in choices:
             raise UsageError(f"unknown {name} {value!r}: choose {', '.join(choices)}")

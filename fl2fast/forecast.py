@@ -30,7 +30,7 @@ from fl2fast.execute import batch_rows
 from fl2fast.experiment import Experiment
 from fl2fast.machine import device_name
 from fl2fast.memory import keep_freed_memory
-from fl2fast.methods.method import Method, Sureness
+from fl2fast.methods.method import Method, Part, Sureness
 from fl2fast.models.network import Network, Stats
 from fl2fast.outline import Outline, make_outline, stacked
 from fl2fast.profile import Meter, meter_step, of_kind, plain_network
@@ -58,7 +58,12 @@ class Work(NamedTuple):
     call: str
     rows: int
     times: int
-    view: str | None = None  # views of the rows that are made
+    views: tuple[str, ...] = ()  # that are made of every row
+
+
+def views_of(part: Part) -> tuple[str, ...]:
+    """Every view of a row that a step holds; a partner's is weak."""
+    return (*part.views, "weak") if part.mix is not None else part.views
 
 
 def make_works(outline: Outline) -> dict[str, Work]:
@@ -70,17 +75,19 @@ def make_works(outline: Outline) -> dict[str, Work]:
     unlabelled = sizes.train - e.labels if e.sbn_data == "all" else e.cohort * outline.client_rows
     tested = -(-e.rounds // e.eval_every)
     predicts = client is not None and client.predicts
-    works = {"pretrain": Work("server step", server_rows, e.pretrain, "weak")}
+    works = {}
+    if method.server is not None:
+        views = views_of(method.server)
+        works["pretrain"] = Work("server step", server_rows, e.pretrain, views)
+        works["fine_tune"] = Work("server step", server_rows, e.rounds, views)
     if predicts:
-        works["pseudo_label"] = Work("inference", cohort_rows, e.rounds, "weak")
+        works["pseudo_label"] = Work("inference", cohort_rows, e.rounds, ("weak",))
     if client is not None:
         rows = e.epochs * cohort_rows
-        works["local_training"] = Work("client step", rows, e.rounds, client.views[0])
+        works["local_training"] = Work("client step", rows, e.rounds, views_of(client))
     elif method.central is not None:
         rows = e.epochs * e.seeds * sizes.train
-        works["local_training"] = Work("client step", rows, e.rounds, method.central.views[0])
-    if method.server is not None:
-        works["fine_tune"] = Work("server step", server_rows, e.rounds, "weak")
+        works["local_training"] = Work("client step", rows, e.rounds, views_of(method.central))
     rows = e.seeds * (e.labels + unlabelled)
     works["recalibrate"] = Work("moments", rows, 1 + (e.rounds if predicts else tested))
     works["evaluate"] = Work("inference", e.seeds * sizes.test, tested)
@@ -186,10 +193,12 @@ def count_memory(outline: Outline, assume: Sureness, calls: Mapping[str, Call]) 
     own = meter_step(plain, method.main, at_once, rows, sizes.image_shape, assume, method.learner)
     held = min(AUGMENT_ROWS, e.epochs * outline.client_rows) * (2 * lanes - 1)  # see engine.cores
     views = held if alone else 2 * block_rows(e)  # the next block is made before the last one goes
+    persist = method.client is not None and e.client_momentum == "persist"
+    views *= len(views_of(method.main))
     return {
         "data": (sizes.train + sizes.test) * (image + INDEX),
         "global models": 3 * e.seeds * row,
-        "client momenta": e.seeds * e.clients * row if e.client_momentum == "persist" else 0,
+        "client momenta": e.seeds * e.clients * row if persist else 0,
         "client memories": e.seeds * e.clients * kept,
         "cohort": 4 * outline.lanes * row,
         "views": views * image * e.torch_dtype.itemsize,
@@ -212,7 +221,8 @@ def peak(memory: Mapping[str, int]) -> int:
 
 
 def fixed(memory: Mapping[str, int]) -> int:
-    return sum(memory[part] for part in ("data", "global models", "client momenta", "cohort"))
+    held = ("data", "global models", "client momenta", "client memories", "cohort")
+    return sum(memory[part] for part in held)
 
 
 def largest_chunk(memory: Mapping[str, int], lanes: int, available: int) -> int:
@@ -257,7 +267,7 @@ def time_here(
     }
     return {
         name: work.rows * took[work.call] / calls[work.call].timed_rows
-        + (work.rows * took[work.view] / num if work.view else 0.0)
+        + work.rows * sum(took[view] for view in work.views if view != "clean") / num
         for name, work in works.items()
     }
 

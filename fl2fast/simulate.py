@@ -13,6 +13,7 @@ from fl2fast.data.load import default_data_dir
 from fl2fast.data.partition import split_rows
 from fl2fast.dataset import num_classes, read_dataset
 from fl2fast.diagnostics import diagnose
+from fl2fast.engine import central
 from fl2fast.engine.cores import Cores
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import ClientStore, ServerState, World
@@ -31,7 +32,7 @@ class RoundReport(NamedTuple):
     round: int
     metrics: list[dict[str, Any]]
     seconds: dict[str, float]
-    num_trained: int  # images that clients trained on, counted once per step
+    num_trained: int  # images that clients, or a central learner, trained on, once per step
     state: ServerState
     diagnostics: list[dict[str, Any]]  # of rounds that are tested: a row per seed
 
@@ -129,6 +130,10 @@ def simulate(world: World) -> Iterator[RoundReport]:
             tests = evaluate(world, state) if due else [(None, None)] * e.seeds
             figures = label_figures(world, labels)
             inside = [{"round": round, **row} for row in diagnose(world, labels)] if due else []
+        rate, num_trained = e.learning_rate(round), 0 if labels is None else labels.num_trained
+        if world.method.central is not None:
+            rate = central.learning_rate(e, (round - 1) / e.rounds)  # of the round's first step
+            num_trained = central.num_rows_of_a_round(world)
         metrics = [
             {
                 "round": round,
@@ -136,9 +141,8 @@ def simulate(world: World) -> Iterator[RoundReport]:
                 "test_accuracy": accuracy,
                 "test_loss": loss,
                 **figure,
-                "lr": e.learning_rate(round),
+                "lr": rate,
             }
             for seed, (accuracy, loss), figure in zip(e.seed_list, tests, figures, strict=True)
         ]
-        num_trained = 0 if labels is None else labels.num_trained
         yield RoundReport(round, metrics, clock.read(), num_trained, state, inside)

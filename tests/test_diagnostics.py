@@ -60,3 +60,17 @@ def test_every_method_fills_its_folder(tmp_path: Path, small_digits: str, method
     (row,) = lines(out / "metrics.jsonl")
     for name in set(LABEL_FIGURES) - {"cw_ratio", "pseudo_label_accuracy"}:
         assert (row[name] is not None) == (client is not None and client.predicts), name
+
+
+def test_no_aggregation_has_no_weights(tmp_path: Path, small_digits: str) -> None:
+    changes = {"method": "semifl", "sure": 1.0, "rounds": 1, "epochs": 1}
+    (row,) = lines(trained(tmp_path, small_digits, **changes) / "diagnostics.jsonl")
+    assert row["accepted"] == [0] * BASE["cohort"]
+    assert row["aggregation_weights"] == [0.0] * BASE["cohort"]
+
+
+def test_a_central_run_tells_its_own_rate_and_speed(tmp_path: Path, small_digits: str) -> None:
+    out = trained(tmp_path, small_digits, method="fixmatch-central", rounds=2, epochs=1, lr=0.1)
+    rates = [row["lr"] for row in lines(out / "metrics.jsonl")]
+    assert rates == pytest.approx([0.1, 0.1 * np.cos(7 * np.pi / 32)])
+    assert json.loads((out / "summary.json").read_text())["images_per_second"] > 0

@@ -86,7 +86,8 @@ def test_memory_of_a_step_is_what_it_takes(model: str, lowering: str, lanes: int
 
 
 def test_the_largest_chunk_is_what_fits() -> None:
-    memory = {"data": 10, "global models": 5, "client momenta": 0, "cohort": 5, "views": 10}
+    memory = {"data": 10, "global models": 2, "client momenta": 0, "client memories": 3}
+    memory |= {"cohort": 5, "views": 10}
     memory |= {"step of one lane": 7, "step": 70, "pass": 20}
     assert largest_chunk(memory, lanes=10, available=1000) == 10
     assert largest_chunk(memory, lanes=10, available=20 + 10 + 3 * 7 + 6) == 3
@@ -158,3 +159,17 @@ def test_bad_input_is_one_sentence(case: str, capsys: Any) -> None:
 def test_a_forecast_refuses_a_size_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="73257"):
         forecast(fl2fast.experiment(dataset="svhn", train_size=80_000), here=False)
+
+
+def test_what_methods_keep_is_counted() -> None:
+    def memory(method: str) -> dict[str, int]:
+        settings = {"lowering": "grouped", "train_size": 600, "batch_size": 32}
+        made = fl2fast.experiment(method=method, **settings)
+        return forecast(made, here=False)["memory"]
+
+    flfl, fedmatch, freematch = (memory(name) for name in ("flfl", "fedmatch", "freematch"))
+    assert freematch["client momenta"] == freematch["client memories"] == 0
+    assert flfl["client memories"] == 0 < fedmatch["client memories"]
+    parts = ("data", "global models", "client momenta", "client memories", "cohort")
+    assert fedmatch["peak"] > sum(fedmatch[part] for part in parts)
+    assert memory("semifl")["views"] == 3 * flfl["views"]  # strong, weak, and a partner's

@@ -25,6 +25,7 @@ def block(language: str) -> str:
 def pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("calm.py").write_text(block("python"))
+    Path("three.toml").write_text("options = 3\n")
     return tmp_path
 
 
@@ -71,7 +72,43 @@ BAD_OPTIONS = {
     ("--option", "sure=0.5"): "'sure' is a setting of the run, not an option of calm.py:calm",
     ("--method", "calm.py:storm"): "method file 'calm.py' has no function 'storm'",
     ("--method", "semifl", "--option", "partners=some"): "'some': choose all, kept",
+    ("--method", "semifl", "--option", "beta=0"): "beta of semifl is 0, but it must be at least",
+    ("--method", "fedmatch", "--option", "helpers=0"): "is 0, but it must be at least 1",
+    ("--method", "fedmatch", "--option", "helper_every=0"): "is 0, but it must be at least 1",
+    ("--method", "fedcon", "--option", "hidden=-3"): "is -3, but it must be at least 1",
+    ("--method", "freematch", "--option", "ema=nan"): "is nan, but it must be from 0 to 1",
+    ("--method", "flfl", "--option", "eta=-1"): "is -1, but it must be at least 0",
+    ("--option", "strength=inf"): "strength of calm.py:calm is inf, but it must be a finite number",
+    ("--config", "three.toml", "--option", "ramp=2"): "options is 3, but it must be of the kind",
 }
+
+
+BAD_METHODS = {
+    "nothing": ("return None", "makes None: return a Method that has a server, client or central"),
+    "empty": ("return Method(None, None)", "return a Method that has a server, client or central"),
+    "raising": ("raise RuntimeError('no')", "cannot be made: RuntimeError('no')"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_METHODS)
+def test_a_method_that_cannot_be_made_is_refused(case: str, tmp_path: Path, capsys: Any) -> None:
+    body, expected = BAD_METHODS[case]
+    source = "from fl2fast.methods.method import Method\n\ndef f():\n    " + body + "\n"
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--method", f"{tmp_path / 'mine.py'}:f", "--dry-run"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+
+
+def test_a_method_whose_arguments_have_no_value_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "mine.py").write_text("def f(a, *, b):\n    return None\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--method", f"{tmp_path / 'mine.py'}:f", "--dry-run"])
+    assert stop.value.code == 2
+    assert "cannot be made: TypeError" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("pasted")

@@ -7,12 +7,14 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 
+import fl2fast
 from fl2fast.cli.main import main
 from fl2fast.data import agnews, encoder, features
 from fl2fast.data.features import Features, text_features
@@ -213,7 +215,7 @@ def test_features_are_made_once(
     data_dir: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    first = text_features(data_dir, MINILM, 8, 3, 0, said.append)
+    first = made_of(data_dir, 8, 3, 0, said.append)
     assert first.train_NVF.shape == (8, 3, 384)
     assert first.test_NF.shape == (3, 384)
     assert first.num_classes == 4
@@ -223,12 +225,16 @@ def test_features_are_made_once(
     monkeypatch.setattr(encoder, "encode", None)
     monkeypatch.setattr(encoder, "_load", None)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    again = text_features(data_dir, MINILM, 8, 3, 0, said.append)
+    again = made_of(data_dir, 8, 3, 0, said.append)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     (kept / "test_NF.npy").write_bytes(b"")
     with pytest.raises(UsageError, match="damaged") as refusal:
-        text_features(data_dir, MINILM, 8, 3, 0, said.append)
+        made_of(data_dir, 8, 3, 0, said.append)
     assert_one_sentence(refusal)
+
+
+def made_of(data_dir: Path, train: int, test: int, seed: int, say: Any) -> Features:
+    return text_features(agnews.read(data_dir, train, test, seed), MINILM, seed, say)
 
 
 def ones(_: Path, texts: list[str], on_batch: object) -> np.ndarray:
@@ -242,7 +248,7 @@ def test_a_long_encoding_says_how_long(
     monkeypatch.setattr(features, "SAY_EVERY", 0)
     monkeypatch.setattr(encoder, "BATCH", 8)
     said: list[str] = []
-    text_features(data_dir, MINILM, 8, 1, 0, said.append)
+    made_of(data_dir, 8, 1, 0, said.append)
     told = [line.rpartition(", ")[0] for line in said if "to go" in line]
     assert told == [f"encoded {done} of 25 texts" for done in (8, 16, 24, 25)]
 
@@ -255,7 +261,7 @@ def test_the_cache_knows_seed_views_and_recipe(
 
     def kept(seed: int = 0, size: int = 32) -> int:
         said.clear()
-        text_features(data_dir, MINILM, size, 0, seed, said.append)
+        made_of(data_dir, size, 0, seed, said.append)
         return len(list(fresh_cache.iterdir()))
 
     assert [kept(), kept(), kept(seed=1), kept(size=4)] == [1, 1, 2, 3]
@@ -273,7 +279,7 @@ def test_an_unwritable_cache_only_costs_time(
     (tmp_path / "fl2fast").write_text("a file where the cache would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(encoder, "encode", ones)
-    assert text_features(data_dir, MINILM, 4, 1, 0, print).train_NVF.shape == (4, 3, 2)
+    assert made_of(data_dir, 4, 1, 0, print).train_NVF.shape == (4, 3, 2)
 
 
 @pytest.mark.parametrize("name", [encoder.DEFAULT, "no/such", "", "numpy", "../x"])
@@ -306,7 +312,7 @@ def test_transformers_missing_is_said(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match=re.escape("pip install 'fl2fast[text]'")) as refusal:
-        text_features(data_dir, MINILM, 4, 1, 0, print)
+        made_of(data_dir, 4, 1, 0, print)
     assert_one_sentence(refusal)
 
 
@@ -351,8 +357,18 @@ def test_real_news_can_be_told_apart() -> None:
     folder = os.environ.get("FL2FAST_DATA")
     if not folder or not (Path(folder) / "agnews").is_dir():
         pytest.skip("FL2FAST_DATA does not hold agnews")
-    made = features.text_features(Path(folder), MINILM, 160, 200, 0, print)
+    made = made_of(Path(folder), 160, 200, 0, print)
     assert probe(made) > 0.75
+
+
+def test_labels_are_checked_before_anything_is_encoded(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "find", None)
+    made = fl2fast.experiment(dataset="agnews", labels=5, train_size=8, clients=2, cohort=1)
+    with pytest.raises(UsageError, match="5 labels") as refusal:
+        fl2fast.build_world(made, data_dir)
+    assert_one_sentence(refusal)
 
 
 REFUSED = {

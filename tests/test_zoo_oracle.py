@@ -435,12 +435,14 @@ def test_freematch_averages_by_hand() -> None:
     probs = torch.tensor([[[0.9, 0.1], [0.7, 0.3], [0.1, 0.9]]], dtype=F64)
     live = torch.tensor([[True, True, False]])
     start = fresh_state(2, probs[0, 0])[None]
-    found = averaged(start, probs, probs.argmax(-1), live, 0.75)
+    found = averaged(start, probs, probs.argmax(-1), live, 0.75, clip_time=False)
     expected = torch.tensor([[0.575, 0.575, 0.425, 0.625, 0.375]], dtype=F64)
     close(found, expected)
-    close(thresholds(found, clip_time=False), torch.tensor([[0.575, 0.425]], dtype=F64))
+    close(thresholds(found), torch.tensor([[0.575, 0.425]], dtype=F64))
+    certain = torch.tensor([[[1.0, 0.0]]], dtype=F64)
     sure = torch.tensor([[0.99, 0.8, 0.2, 0.5, 0.5]], dtype=F64)
-    close(thresholds(sure, clip_time=True), torch.tensor([[0.95, 0.2375]], dtype=F64))
+    clipped = averaged(sure, certain, certain.argmax(-1), live[:, :1], 0.75, clip_time=True)
+    close(clipped, torch.tensor([[0.95, 0.85, 0.15, 0.625, 0.375]], dtype=F64))
 
 
 # -- partners and shares ---------------------------------------------------------------------------

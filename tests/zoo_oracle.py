@@ -281,8 +281,8 @@ class Central:
             self.t = self.ema * self.t + (1 - self.ema) * confidence.mean()
             self.q = self.ema * self.q + (1 - self.ema) * probs.mean(0)
             self.g = self.ema * self.g + (1 - self.ema) * counts
-            time = self.t.clamp(max=0.95) if self.clip_time else self.t
-            keep = confidence >= (time * self.q / self.q.max())[y]
+            self.t = self.t.clamp(max=0.95) if self.clip_time else self.t
+            keep = confidence >= (self.t * self.q / self.q.max())[y]
         else:
             keep = confidence >= self.sure
         loss = F.cross_entropy(known, rows.labelled_y)

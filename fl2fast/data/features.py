@@ -36,11 +36,8 @@ class Features(NamedTuple):
         return int(max(self.train_labels.max(), self.test_labels.max())) + 1
 
 
-def text_features(
-    data_dir: Path, encoder: str, train_size: int, test_size: int, data_seed: int, say: Say
-) -> Features:
-    """Features of a balanced sample of AG News; `say` gets a sentence about each thing of note."""
-    texts = agnews.read(data_dir, train_size, test_size, data_seed)
+def text_features(texts: Texts, encoder: str, data_seed: int, say: Say) -> Features:
+    """What an encoder makes of the texts; `say` gets a sentence about each thing of note."""
     if texts.train_available != agnews.OFFICIAL_TRAIN:
         say(
             f"agnews/train.csv has {texts.train_available:,} texts, not AG News' "

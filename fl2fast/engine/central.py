@@ -22,6 +22,7 @@ from fl2fast.engine.cores import Stream
 from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.streams import plan_streams
 from fl2fast.engine.world import Lanes, ServerState, World
+from fl2fast.experiment import Experiment
 from fl2fast.methods.method import Batch, CentralPart, Labelled
 
 
@@ -64,6 +65,17 @@ def train_centrally(
     return state._replace(params_SP=params_SP, server_momentum_SP=momentum_SP)
 
 
+def num_rows_of_a_round(world: World) -> int:
+    """Unlabelled and labelled rows that are trained on, all seeds together."""
+    rows = (len(split.unlabelled) + len(split.labelled) for split in world.splits)
+    return world.experiment.epochs * sum(rows)
+
+
+def learning_rate(experiment: Experiment, share: float) -> float:
+    """After a share of all steps: cos(7 pi share / 16), as FixMatch's; `schedule` has no say."""
+    return experiment.lr * math.cos(7 * math.pi * share / 16)
+
+
 def _with_labels(
     source: Source,
     central: CentralPart,
@@ -78,7 +90,7 @@ def _with_labels(
     for batch, wave in zip(batches, waves, strict=True):
         step = first + int(done[wave.lane_G[0]])
         done[np.unique(wave.lane_G)] += 1
-        lr = batch.view_LBCHW.new_full((), e.lr * math.cos(7 * math.pi * step / (16 * last)))
+        lr = batch.view_LBCHW.new_full((), learning_rate(e, step / last))
         labelled = _labelled(source, wave.lane_G, step, central.num_labelled)
         yield batch._replace(labelled=labelled, lr=lr)
 

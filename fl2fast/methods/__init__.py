@@ -1,6 +1,7 @@
 """Methods by name, and their options. The engine receives a `Method` and never learns which."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,7 +13,7 @@ from fl2fast.methods.fedcon import fedcon
 from fl2fast.methods.fedmatch import fedmatch
 from fl2fast.methods.fixmatch import fixmatch, sacr_fixmatch
 from fl2fast.methods.flfl import flfl
-from fl2fast.methods.method import Method
+from fl2fast.methods.method import Limits, Method
 from fl2fast.methods.oracles import cat_sacr_correct, cat_sam
 from fl2fast.methods.semifl import semifl
 from fl2fast.plugin import load_function
@@ -79,6 +80,37 @@ def check_options(method: str, options: Mapping[str, Any], settings: set[str]) -
                 f"option {name} of {method} is {value!r}, but it must be of the kind of its "
                 f"default, {known[name]!r}"
             )
+        if isinstance(value, int | float) and not _within(value, option_limits(make, name)):
+            limits = option_limits(make, name) or "a finite number"
+            raise UsageError(f"option {name} of {method} is {value}, but it must be {limits}")
+
+
+def option_limits(make: Callable[..., Method], name: str) -> Limits | None:
+    hint = get_type_hints(make, include_extras=True).get(name)
+    return next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Limits)), None)
+
+
+def _within(value: float, limits: Limits | None) -> bool:
+    low, high = limits or Limits(-math.inf)
+    return math.isfinite(value) and value >= low and (high is None or value <= high)
+
+
+def make_method(name: str, options: Mapping[str, Any]) -> Method:
+    """The method; one of a user's own that cannot be made is refused in one sentence."""
+    try:
+        made = find_method(name)(**options)
+    except UsageError:
+        raise
+    except Exception as error:
+        if ".py:" not in name:
+            raise
+        raise UsageError(f"method {name!r} cannot be made: {error!r}") from error
+    if not isinstance(made, Method) or (made.client or made.central or made.server) is None:
+        raise UsageError(
+            f"method {name!r} makes {made!r}: return a Method that has a server, client or central "
+            "part"
+        )
+    return made
 
 
 def _fits(value: Any, default: Any) -> bool:

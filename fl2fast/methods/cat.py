@@ -9,7 +9,7 @@ paper does not say, and its baseline is called CAT.
   cat-sacr-all  the same with L_p = L_a and KL over all accepted rows, wrong ones included
 """
 
-from fl2fast.methods.method import ClientPart, LabelFn, Method, ServerPart
+from fl2fast.methods.method import ClientPart, LabelFn, Method, ServerPart, Weight
 from fl2fast.methods.parts import (
     adaptive_threshold,
     ce_grads,
@@ -33,7 +33,7 @@ def cat_sacr(
     rho: float = 0.1,
     sure: float = 0.95,
     perturbation: str = "asam",
-    eta: float = 0.01,
+    eta: Weight = 0.01,
     strict: bool = False,
 ) -> Method:
     """CAT + SACR + FedAvg: (FL)^2 with uniform weights.
@@ -44,7 +44,7 @@ def cat_sacr(
 
 
 def cat_sacr_all(
-    *, rho: float = 0.1, perturbation: str = "asam", eta: float = 0.01, strict: bool = False
+    *, rho: float = 0.1, perturbation: str = "asam", eta: Weight = 0.01, strict: bool = False
 ) -> Method:
     """CAT + SACR on all accepted rows: the perturbation and KL also see doubtful labels.
 

@@ -23,7 +23,16 @@ import torch
 from torch import Tensor
 
 from fl2fast.losses import cross_entropy_cotangent
-from fl2fast.methods.method import Batch, CentralPart, GradFn, Learner, Method, protocol
+from fl2fast.methods.method import (
+    Batch,
+    CentralPart,
+    GradFn,
+    Learner,
+    Method,
+    Share,
+    Weight,
+    protocol,
+)
 from fl2fast.methods.parts import live_rows, matrix_decay
 from fl2fast.methods.self_adaptive import averaged, fairness_cotangent, fresh_state, thresholds
 from fl2fast.models.network import Network
@@ -52,8 +61,8 @@ def central_grads(
         probs_LBY = weak_LBY.softmax(-1)
         confidence_LB, y_LB = probs_LBY.max(-1)
         if sure is None:
-            state_LZ = averaged(state_LZ, probs_LBY, y_LB, live_LB, ema)
-            tau_LB = thresholds(state_LZ, clip_time=clip_time).gather(-1, y_LB)
+            state_LZ = averaged(state_LZ, probs_LBY, y_LB, live_LB, ema, clip_time=clip_time)
+            tau_LB = thresholds(state_LZ).gather(-1, y_LB)
         else:
             tau_LB = torch.full_like(confidence_LB, sure)
         keep_LB = live_LB & (confidence_LB >= tau_LB)
@@ -93,11 +102,11 @@ def _central(sure: float | None, weights_ema: float, grads: GradFn) -> Method:
 @protocol(pretrain=0, clip=0.0, weight_decay=0.0)
 def freematch(
     *,
-    ema: float = 0.999,
-    weights_ema: float = 0.999,
-    lambda_f: float = 0.001,
+    ema: Share = 0.999,
+    weights_ema: Share = 0.999,
+    lambda_f: Weight = 0.001,
     clip_time: bool = False,
-    decay: float = 5e-4,
+    decay: Weight = 5e-4,
 ) -> Method:
     """FreeMatch, centralised: self-adaptive thresholds and fairness, all rows in one place.
 
@@ -110,7 +119,7 @@ def freematch(
 
 @protocol(pretrain=0, clip=0.0, weight_decay=0.0)
 def fixmatch_central(
-    *, sure: float = 0.95, weights_ema: float = 0.999, decay: float = 5e-4
+    *, sure: float = 0.95, weights_ema: Share = 0.999, decay: Weight = 5e-4
 ) -> Method:
     """FixMatch, centralised: a fixed threshold, all rows in one place.
 

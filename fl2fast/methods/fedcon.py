@@ -28,11 +28,13 @@ from fl2fast.losses import cross_entropy_cotangent, divergence_cotangent
 from fl2fast.methods.method import (
     Batch,
     ClientPart,
+    Count,
     GradFn,
     Learner,
     Memory,
     Method,
     ServerPart,
+    Share,
     Visit,
 )
 from fl2fast.methods.parts import fixed_threshold, live_rows, num_live, uniform, without_sureness
@@ -113,7 +115,7 @@ def columns(net: Network, row_P: Tensor, *names: str) -> Tensor:
     return own._replace(**chosen).join()
 
 
-def fedcon(*, ema: float = 0.999, hidden: int = 512, sure: float = 0.95) -> Method:
+def fedcon(*, ema: Share = 0.999, hidden: Count = 512, sure: float = 0.95) -> Method:
     """FedCon: clients learn an encoder by contrast, the server a classifier on top of it.
 
     Reference: Long, Che, Wang, Ye, Luo, Wu, Xiao, Ma, FedCon: A Contrastive Framework for Federated

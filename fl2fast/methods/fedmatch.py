@@ -28,12 +28,15 @@ from fl2fast.methods.helpers import embedding, majority, nearest
 from fl2fast.methods.method import (
     Batch,
     ClientPart,
+    Count,
     GradFn,
     Learner,
     Memory,
     Method,
     ServerPart,
+    Share,
     Visit,
+    Weight,
 )
 from fl2fast.methods.parts import ce_grads, fixed_threshold, live_rows, uniform, without_sureness
 from fl2fast.models.network import Network
@@ -90,16 +93,16 @@ def sigma_columns(net: Network, row_P: Tensor) -> Tensor:
 
 def fedmatch(
     *,
-    confidence: float = 0.75,
-    helpers: int = 2,
-    helper_every: int = 10,
+    confidence: Share = 0.75,
+    helpers: Count = 2,
+    helper_every: Count = 10,
     psi_factor: float = 0.2,
-    lambda_s: float = 10.0,
-    lambda_i: float = 1e-2,
-    lambda_a: float = 1e-2,
-    lambda_l1: float = 1e-5,
-    lambda_l2: float = 10.0,
-    sparse: float = 1e-5,
+    lambda_s: Weight = 10.0,
+    lambda_i: Weight = 1e-2,
+    lambda_a: Weight = 1e-2,
+    lambda_l1: Weight = 1e-5,
+    lambda_l2: Weight = 10.0,
+    sparse: Weight = 1e-5,
 ) -> Method:
     """FedMatch: helpers, and disjoint learning of two summands of the weights.
 

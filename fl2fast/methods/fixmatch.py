@@ -11,7 +11,7 @@ The server fine-tunes on its labels and averages uniformly. Pretraining is as in
 does not say, and rows of one table should differ in one thing.
 """
 
-from fl2fast.methods.method import ClientPart, Method, ServerPart
+from fl2fast.methods.method import ClientPart, Method, ServerPart, Weight
 from fl2fast.methods.parts import ce_grads, fixed_threshold, sacr_grads, uniform
 
 
@@ -26,7 +26,7 @@ def fixmatch(*, sure: float = 0.95) -> Method:
 
 
 def sacr_fixmatch(
-    *, rho: float = 0.1, sure: float = 0.95, perturbation: str = "asam", eta: float = 0.01
+    *, rho: float = 0.1, sure: float = 0.95, perturbation: str = "asam", eta: Weight = 0.01
 ) -> Method:
     """SACR + FixMatch + FedAvg: a fixed threshold with sharpness-aware consistency.
 

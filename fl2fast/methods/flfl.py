@@ -15,7 +15,7 @@ follow the code:
   aggregation       lsaa; uniform: 1/K each
 """
 
-from fl2fast.methods.method import ClientPart, Method, ServerPart
+from fl2fast.methods.method import ClientPart, Method, ServerPart, Weight
 from fl2fast.methods.parts import (
     adaptive_threshold,
     ce_grads,
@@ -30,14 +30,14 @@ def flfl(
     rho: float = 0.1,
     sure: float = 0.95,
     perturbation: str = "asam",
-    eta: float = 0.01,
+    eta: Weight = 0.01,
     strict: bool = False,
     batches: str = "kept",
     consistency_rows: str = "sure",
     divergence: str = "forward",
     aggregation: str = "lsaa",
-    w_a: float = 1.0,
-    w_cs: float = 1.0,
+    w_a: Weight = 1.0,
+    w_cs: Weight = 1.0,
 ) -> Method:
     """(FL)^2: adaptive thresholds (CAT), sharpness-aware consistency (SACR), status-aware weights.
 

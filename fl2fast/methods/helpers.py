@@ -20,7 +20,7 @@ def embedding(net: Network, params_LP: Tensor, probe_CHW: Tensor) -> Tensor:
 def nearest(visit: Visit, width: int, num: int) -> tuple[Tensor, Tensor]:
     """The psi of the `num` nearest other clients, [L, H, P], and whether a lane has so many."""
     crowd = visit.crowd()
-    known_LNY = crowd.kept_SNQ[crowd.seed_L][..., width:]
+    known_LNY = crowd.kept_SNQ[..., width:][crowd.seed_L]  # not a copy of every psi for every lane
     far_LN = (known_LNY - visit.kept_LQ[:, None, width:]).square().sum(-1)
     client_N = torch.arange(far_LN.shape[1], device=far_LN.device)
     others_LN = crowd.seen_SN[crowd.seed_L] & (client_N != crowd.client_L[:, None])

@@ -5,7 +5,7 @@ batch, Y classes, P columns of a learner's row, Q columns that a client keeps.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -187,6 +187,23 @@ class Method(NamedTuple):
         assert part is not None, "a method trains something"
         return part
 
+
+class Limits(NamedTuple):
+    """The values that a number may have; None: no limit."""
+
+    low: float
+    high: float | None = None
+
+    def __str__(self) -> str:
+        most = f"from {self.low:g} to {self.high}"
+        return f"at least {self.low:g}" if self.high is None else most
+
+
+# Of a method's options: `beta: Positive = 0.75`. A number without limits must be finite.
+Count = Annotated[int, Limits(1)]
+Weight = Annotated[float, Limits(0)]
+Positive = Annotated[float, Limits(1e-3)]
+Share = Annotated[float, Limits(0, 1)]
 
 Factory = TypeVar("Factory", bound=Callable[..., Method])
 

@@ -25,6 +25,7 @@ from fl2fast.methods.method import (
     Method,
     PseudoLabels,
     ServerPart,
+    Weight,
 )
 from fl2fast.methods.parts import adaptive_threshold, ce_grads, perturbed, sacr_grads, uniform
 from fl2fast.models.network import Network
@@ -65,7 +66,7 @@ def sam_grads(rho: float, perturbation: str, eta: float, reading: str) -> GradFn
 
 
 def cat_sacr_correct(
-    *, rho: float = 0.1, perturbation: str = "asam", eta: float = 0.01, strict: bool = False
+    *, rho: float = 0.1, perturbation: str = "asam", eta: Weight = 0.01, strict: bool = False
 ) -> Method:
     """CAT + SACR on right pseudo-labels only: an oracle, not a method one could deploy.
 
@@ -80,7 +81,7 @@ def cat_sam(
     *,
     rho: float = 0.1,
     perturbation: str = "asam",
-    eta: float = 0.01,
+    eta: Weight = 0.01,
     strict: bool = False,
     reading: Literal["added", "replaced"] = "added",
 ) -> Method:

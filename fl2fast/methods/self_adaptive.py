@@ -13,7 +13,13 @@ def fresh_state(num_classes: int, like: Tensor) -> Tensor:
 
 
 def averaged(
-    state_LZ: Tensor, probs_LBY: Tensor, y_LB: Tensor, live_LB: Tensor, ema: float
+    state_LZ: Tensor,
+    probs_LBY: Tensor,
+    y_LB: Tensor,
+    live_LB: Tensor,
+    ema: float,
+    *,
+    clip_time: bool,
 ) -> Tensor:
     """The state after a batch: mean confidence, mean prediction, histogram of the labels."""
     live_LB1 = live_LB[..., None].to(probs_LBY.dtype)
@@ -22,7 +28,10 @@ def averaged(
         probs_LBY.dtype
     )
     seen_LBZ = torch.cat((probs_LBY.amax(-1, keepdim=True), probs_LBY, chosen_LBY), -1)
-    return ema * state_LZ + (1 - ema) * (seen_LBZ * live_LB1).sum(1) / num_L1
+    made_LZ = ema * state_LZ + (1 - ema) * (seen_LBZ * live_LB1).sum(1) / num_L1
+    if clip_time:
+        made_LZ = torch.cat((made_LZ[:, :1].clamp(max=0.95), made_LZ[:, 1:]), -1)
+    return made_LZ
 
 
 def split_state(state_LZ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,10 +41,9 @@ def split_state(state_LZ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return t_L1, q_LY, g_LY
 
 
-def thresholds(state_LZ: Tensor, *, clip_time: bool) -> Tensor:
+def thresholds(state_LZ: Tensor) -> Tensor:
     """t q_c / max q: [L, Y]."""
     t_L1, q_LY, _ = split_state(state_LZ)
-    t_L1 = t_L1.clamp(max=0.95) if clip_time else t_L1
     return t_L1 * q_LY / q_LY.amax(-1, keepdim=True)
 
 

@@ -27,7 +27,15 @@ from typing import Literal
 from torch import Tensor
 
 from fl2fast.losses import cross_entropy_cotangent
-from fl2fast.methods.method import Batch, ClientPart, Method, Mix, ServerPart, protocol
+from fl2fast.methods.method import (
+    Batch,
+    ClientPart,
+    Method,
+    Mix,
+    Positive,
+    ServerPart,
+    protocol,
+)
 from fl2fast.methods.parts import ce_grads, fixed_threshold, uniform, weighted_where_kept
 from fl2fast.models.network import Network
 
@@ -54,7 +62,7 @@ def fix_and_mix_grads(net: Network, params_LP: Tensor, batch: Batch) -> Tensor:
 def semifl(
     *,
     sure: float = 0.95,
-    beta: float = 0.75,
+    beta: Positive = 0.75,
     mix_loss: bool = True,
     partners: Literal["all", "kept"] = "all",
     idle: Literal["excluded", "kept"] = "excluded",
