@@ -52,9 +52,11 @@ def reproduced_table(record: dict[str, Any]) -> str:
         published = next((r["published_mean"] for r in own.values() if r["published_mean"]), None)
         theirs = "-" if published is None else f"{published:.1f}"
         lines.append(f"| {title} | {' | '.join(cells)} | {theirs} |")
+    others = record["settings"]
     note = (
         f"Scale mini: test accuracy (%) after the last round, mean ± std (n = 3); settings other "
-        f"than the paper's: {record['settings']['table2']}; {machine(record)}."
+        f"than the paper's: {others['table2']}; on streetdigits {others['table2-streetdigits']}; "
+        f"{machine(record)}."
     )
     return "\n".join([*lines, "", note])
 
