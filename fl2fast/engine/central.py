@@ -72,7 +72,7 @@ def num_rows_of_a_round(world: World) -> int:
 
 
 def learning_rate(experiment: Experiment, share: float) -> float:
-    """After a share of all steps: cos(7 pi share / 16), as FixMatch's; `schedule` has no say."""
+    """After a share of all steps: cos(7 pi share / 16), by custom; `schedule` has no say."""
     return experiment.lr * math.cos(7 * math.pi * share / 16)
 
 
