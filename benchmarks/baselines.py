@@ -56,7 +56,7 @@ def main(out: Path, seeds: int, lowering: str | None, only: str | None) -> None:
     run_cells(
         cells,
         out,
-        lambda cell, made: progress(made.rounds, f"{cell.row}: "),
+        lambda cell, made: progress(f"{cell.row}: "),
         lowering=lowering,
     )
     if only:

@@ -12,7 +12,7 @@ from fl2fast.demo import demo
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "demo"
-        summary = demo(out, lambda title, rounds: progress(rounds, f"{title}: "))
+        summary = demo(out, lambda title: progress(f"{title}: "))
         rows = summary.pop("rows")
         del summary["environment"]  # the record has its own
         print(write_record("demo", rows, **summary))

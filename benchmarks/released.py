@@ -29,7 +29,7 @@ from fl2fast.clock import Clock
 from fl2fast.data.inputs import Images
 from fl2fast.data.plan import select, shuffled_batches
 from fl2fast.data.views import OPS, crop_offsets, draw_views
-from fl2fast.engine.world import ClientStore, ServerState, World
+from fl2fast.engine.world import ServerState, World
 from fl2fast.experiment import Experiment
 from fl2fast.models.network import Stats
 from fl2fast.record import named_tensors
@@ -43,6 +43,7 @@ FIXED = """method seeds device perturbation strict batches consistency_rows dive
 client_momentum sbn_data sbn_order sbn_weight"""
 
 Tree = dict[str, Tensor]
+Rows = dict[tuple[int, int], Tensor]  # momentum, by seed and client
 Key = tuple[int, int]  # epoch, position
 
 
@@ -218,8 +219,8 @@ class Released:
             for images in (world.inputs.images, world.inputs.test_images)
         )
 
-    def run_round(self, state: ServerState, store: ClientStore, round: int) -> RoundCost:
-        """Clients, aggregation, server, statistics, test; the store gets the clients' momentum."""
+    def run_round(self, state: ServerState, rows: Rows, round: int) -> RoundCost:
+        """Clients, aggregation, server, statistics, test; `rows` gets the clients' momentum."""
         e, clock = self.world.experiment, Clock(torch.device("cpu"))
         start, trained, labels = named_tensors(self.world, state), [], []
         buffers, pooled = (self.layout.split(row_1P[0]) for row_1P in state[1:3])
@@ -227,7 +228,7 @@ class Released:
             with clock.phase("pseudo_label"):
                 labels.append(self.pseudo_label(start, client, round))
             with clock.phase("local_training"):
-                trained.append(self.train_client(start, store, labels[-1], client, round))
+                trained.append(self.train_client(start, rows, labels[-1], client, round))
         with clock.phase("aggregate"):
             params, pooled = self.aggregate(start, pooled, trained, labels)
         with clock.phase("fine_tune"):
@@ -236,8 +237,8 @@ class Released:
             model = self.recalibrate(params, round)
         with clock.phase("evaluate"):
             accuracy = self.evaluate(model.eval())
-        rows = (self.layout.join(tree)[None] for tree in (params, buffers, pooled))
-        made = ServerState._make((*rows, (self.stats_of(model),)))
+        learnt = (self.layout.join(tree)[None] for tree in (params, buffers, pooled))
+        made = ServerState._make((*learnt, (self.stats_of(model),)))
         num_trained = e.epochs * sum(int(own.keep_M.sum()) for own in labels)
         return RoundCost(clock.read(), num_trained, accuracy, made)
 
@@ -252,13 +253,18 @@ class Released:
         return threshold(probs_MY, self.world.experiment.sure)
 
     def train_client(
-        self, start: Tree, store: ClientStore, labels: Labels, client: int, round: int
+        self,
+        start: Tree,
+        rows: Rows,
+        labels: Labels,
+        client: int,
+        round: int,
     ) -> Tree:
         """The client's model after its epochs over the accepted rows; its momentum is stored."""
         e, model = self.world.experiment, make_model(self.world, start, track=False)
         if not labels.keep_M.any():
             return model.state_dict()  # it still votes
-        buffer_P = store.rows.get((e.seed, client))
+        buffer_P = rows.get((e.seed, client))
         buffers = None if buffer_P is None else self.layout.split(buffer_P)
         optimiser = make_sgd(model, buffers, **self.settings(round))
         draws = Draws("client view", round, client, e.epochs)
@@ -268,7 +274,7 @@ class Released:
                 y_B, sure_B = labels.y_M[position_B], labels.sure_M[position_B]
                 client_grads(model, weak, strong, y_B, sure_B, e.rho)
                 self.step(model, optimiser)
-        store.rows[e.seed, client] = self.layout.join(momentum(model, optimiser))
+        rows[e.seed, client] = self.layout.join(momentum(model, optimiser))
         return model.state_dict()
 
     def aggregate(

@@ -21,7 +21,6 @@ from benchmarks.harness import write_record
 from benchmarks.released import Released
 from fl2fast.clock import Clock
 from fl2fast.engine.round import run_round, warm_up
-from fl2fast.engine.world import ClientStore
 from fl2fast.evaluate import evaluate, label_figures
 from fl2fast.experiment import Experiment
 from fl2fast.memory import keep_freed_memory
@@ -34,7 +33,7 @@ def serve_released(made: Experiment, data_dir: Path | None, workers: int, pipe: 
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
         state, rows, round = asked
-        cost = baseline.run_round(state, ClientStore(rows), round)
+        cost = baseline.run_round(state, rows, round)
         pipe.send((cost.seconds, cost.num_trained, cost.accuracy))
 
 
@@ -53,17 +52,17 @@ def main(rounds: int, workers: int, data_dir: Path | None) -> None:
     here.recv()
     keep_freed_memory()  # as `fl2fast train` does
     world = fl2fast.build_world(fl2fast.experiment("paper", **settings), data_dir, click.echo)
-    clock, store = Clock(world.device), ClientStore()
-    state = warm_up(world, initial_state(world), clock.phase)
+    clock = Clock(world.device)
+    federation = warm_up(world, initial_state(world), clock.phase).federation
     start_up = clock.read()
     rows: list[dict[str, Any]] = []
     for round in range(1, rounds + 1):
-        here.send((state, dict(store.rows), round))
+        here.send((federation.state, dict(federation.store.rows), round))
         released, num_released, accuracy_released = here.recv()
         started = time.perf_counter()
-        state, labels = run_round(world, state, store, round, clock.phase, tested=True)
+        federation, labels, _ = run_round(world, federation, clock.phase, tested=True)
         with clock.phase("evaluate"):
-            ((accuracy, _),) = evaluate(world, state)
+            (test,) = evaluate(world, federation.state)
             label_figures(world, labels)
         seconds = time.perf_counter() - started
         assert labels is not None
@@ -73,7 +72,7 @@ def main(rounds: int, workers: int, data_dir: Path | None) -> None:
                 "fl2fast": clock.read() | {"total": seconds},
                 "released": released | {"total": sum(released.values())},
                 "rows": {"fl2fast": labels.num_trained, "released": num_released},
-                "accuracy": {"fl2fast": accuracy, "released": accuracy_released},
+                "accuracy": {"fl2fast": test.accuracy, "released": accuracy_released},
                 "ratio": sum(released.values()) / seconds,
             }
         )

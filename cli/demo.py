@@ -6,7 +6,7 @@ import click
 
 from fl2fast.cli.progress import progress
 from fl2fast.demo import demo
-from fl2fast.record import free_folder
+from fl2fast.run_folder import free_folder
 
 
 @click.command("demo")
@@ -14,7 +14,7 @@ from fl2fast.record import free_folder
 def demo_command(out: Path | None) -> None:
     """Train (FL)^2 and its two bounds on the embedded dataset, three seeds each."""
     out = out or free_folder("demo")
-    summary = demo(out, lambda title, rounds: progress(rounds, f"{title}: "))
+    summary = demo(out, lambda title: progress(f"{title}: "))
     config = summary["config"]
     click.echo(
         f"\ntest accuracy with {config['labels']} labels on the server and {config['clients']} "

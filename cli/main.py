@@ -11,10 +11,12 @@ from fl2fast.cli.listing import list_command, show_command
 from fl2fast.cli.plan import plan_command
 from fl2fast.cli.profile import profile_command
 from fl2fast.cli.reproduce import reproduce_command
-from fl2fast.cli.train import train_command
+from fl2fast.cli.train import DIVERGED, train_command
 from fl2fast.cli.tune import tune_command
 from fl2fast.cli.verify import verify_command
 from fl2fast.errors import UsageError
+from fl2fast.guards import Diverged
+from fl2fast.interrupt import EXIT_CODE
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,12 +49,14 @@ def main(args: list[str] | None = None) -> None:
         code = _refuse(str(error))
     except click.ClickException as error:
         code = _refuse(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("fl2fast: interrupted", err=True)
-        code = 130
+    except Diverged as error:
+        code = _refuse(str(error), DIVERGED)
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = error.__cause__ if isinstance(error, click.Abort) else error
+        code = _refuse(str(told or "") or "interrupted", EXIT_CODE)
     sys.exit(code)
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, code: int = 2) -> int:
     click.echo(f"fl2fast: {' '.join(message.split())}", err=True)
-    return 2
+    return code

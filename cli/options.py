@@ -75,6 +75,15 @@ out_option = click.option(
 )
 
 
+class Given(NamedTuple):
+    """What the user says, and nothing else."""
+
+    settings: dict[str, Any]
+    preset: str | None
+    out: Path | None
+    data_dir: Path | None
+
+
 class Asked(NamedTuple):
     """What the flags and the files behind them say."""
 
@@ -94,8 +103,8 @@ def experiment_options(*paths: Callable[[Command], Command]) -> Callable[[Comman
     return decorate
 
 
-def read_flags(flags: dict[str, Any]) -> Asked:
-    """Flags win over --config, which wins over --preset."""
+def read_given(flags: dict[str, Any]) -> Given:
+    """Flags win over --config."""
     given = {} if flags["config"] is None else read_config(flags["config"])
     settings = {field.name for field in fields(Experiment)}
     given |= {n: v for n, v in flags.items() if v is not None and n in settings and n != "options"}
@@ -106,10 +115,18 @@ def read_flags(flags: dict[str, Any]) -> Asked:
         flags.get(name) or in_file
         for name, in_file in ((n, given.pop(n, None)) for n in ("preset", "out", "data_dir"))
     )
-    made = experiment(preset, **given)
-    return Asked(
-        made, None if out is None else Path(out), None if data_dir is None else Path(data_dir)
+    return Given(
+        given,
+        preset,
+        None if out is None else Path(out),
+        None if data_dir is None else Path(data_dir),
     )
+
+
+def read_flags(flags: dict[str, Any]) -> Asked:
+    """What the user says wins over --preset."""
+    given = read_given(flags)
+    return Asked(experiment(given.preset, **given.settings), given.out, given.data_dir)
 
 
 def fetch(asked: Asked) -> None:

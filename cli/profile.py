@@ -6,7 +6,7 @@ import click
 
 from fl2fast.cli.options import data_dir_option, experiment_options, fetch, out_option, read_flags
 from fl2fast.profile import profile
-from fl2fast.record import check_folder, free_folder
+from fl2fast.run_folder import check_folder, free_folder
 
 
 @click.command("profile", context_settings={"show_default": False})

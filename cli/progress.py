@@ -1,5 +1,6 @@
 """A live line while a run trains or a file comes in; plain lines where there is no terminal."""
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,10 @@ from fl2fast.simulate import RoundReport
 
 
 @contextmanager
-def progress(rounds: int, title: str = "") -> Iterator[Callable[[RoundReport], None]]:
+def progress(title: str = "") -> Iterator[Callable[[RoundReport], None]]:
     """Yields the function to call after every round."""
     if not sys.stderr.isatty():
-        yield _plain_lines(rounds, title)
+        yield _plain_lines(title)
         return
     columns = (
         bar.TextColumn(f"{title}round {{task.completed:.0f}}/{{task.total:.0f}}"),
@@ -29,11 +30,12 @@ def progress(rounds: int, title: str = "") -> Iterator[Callable[[RoundReport], N
         bar.TextColumn("{task.fields[figures]}"),
     )
     live = bar.Progress(*columns, console=Console(stderr=True))
-    task = live.add_task("rounds", total=rounds, figures="")
+    task = live.add_task("rounds", total=None, figures="")
 
     def show(report: RoundReport) -> None:
         live.start()  # not before the first round: a refusal is to stand alone
-        live.update(task, completed=report.round, figures=describe(report))
+        rounds = report.world.experiment.rounds
+        live.update(task, total=rounds, completed=report.round, figures=describe(report))
 
     try:
         yield show
@@ -41,12 +43,12 @@ def progress(rounds: int, title: str = "") -> Iterator[Callable[[RoundReport], N
         live.stop()
 
 
-def _plain_lines(rounds: int, title: str) -> Callable[[RoundReport], None]:
-    started = time.perf_counter()
+def _plain_lines(title: str) -> Callable[[RoundReport], None]:
+    started, done = time.perf_counter(), itertools.count(1)
 
     def show(report: RoundReport) -> None:
-        elapsed = time.perf_counter() - started
-        eta = elapsed / report.round * (rounds - report.round)
+        elapsed, rounds = time.perf_counter() - started, report.world.experiment.rounds
+        eta = elapsed / next(done) * (rounds - report.round)
         click.echo(f"{title}round {report.round}/{rounds}  ETA {eta:.0f} s  {describe(report)}")
 
     return show

@@ -56,7 +56,7 @@ def reproduce_command(
     @contextmanager
     def listen(cell: Cell, made: Experiment) -> Iterator[Callable[[RoundReport], None]]:
         fetch(Asked(made, None, data_dir))
-        with progress(made.rounds, f"{cell.row}, {cell.column}: ") as show:
+        with progress(f"{cell.row}, {cell.column}: ") as show:
             yield show
 
     run_cells(

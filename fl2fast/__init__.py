@@ -10,4 +10,5 @@ from fl2fast.experiment import Experiment as Experiment
 from fl2fast.experiment import experiment as experiment
 from fl2fast.simulate import build_world as build_world
 from fl2fast.simulate import simulate as simulate
+from fl2fast.train import resume as resume
 from fl2fast.train import train as train

@@ -12,7 +12,7 @@ import numpy as np
 from fl2fast.experiment import experiment
 from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
-from fl2fast.record import claim_folder
+from fl2fast.run_folder import claim_folder
 from fl2fast.simulate import RoundReport
 from fl2fast.train import train
 
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 def demo(
     out: Path,
-    listener: Callable[[str, int], AbstractContextManager[Callable[[RoundReport], object]]],
+    listener: Callable[[str], AbstractContextManager[Callable[[RoundReport], object]]],
     **changes: Any,
 ) -> dict[str, Any]:
     """Train the three methods, write a run folder each, and one figure and summary of all."""
@@ -40,7 +40,7 @@ def demo(
     curves, table = {}, []
     for method, title in LINES.items():
         made = experiment(**SETTINGS | changes | {"method": method})
-        with listener(title, made.rounds) as on_round:
+        with listener(title) as on_round:
             summary = train(made, out / method, on_round=on_round)
         last = [seed["test_accuracy_last"] for seed in summary["seeds"]]
         table.append(

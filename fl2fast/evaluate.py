@@ -1,6 +1,7 @@
 """Test accuracy and loss, and the pseudo-label figures of the paper's Fig. 3."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,24 +13,36 @@ from fl2fast.engine.world import ServerState, World
 from fl2fast.models.network import Network
 
 
+class Test(NamedTuple):
+    """A seed's global model on the test set."""
+
+    accuracy: float  # percent
+    loss: float | None  # mean cross-entropy; None: it is not finite
+    classes: int  # that are predicted at all
+
+
 @torch.no_grad()
-def evaluate(world: World, state: ServerState) -> list[tuple[float, float | None]]:
-    """(accuracy in percent, mean cross-entropy) of every seed's global model on the test set."""
+def evaluate(world: World, state: ServerState) -> list[Test]:
+    """Every seed's test."""
     num, step, models_S = len(world.test_labels), infer_rows(world.device), world.models(state)
 
     def test(network: Network, part: tuple[int, int]) -> Tensor:
-        """Correct answers and summed cross-entropy."""
+        """Correct answers, summed cross-entropy, and whether each class is ever predicted."""
         s, start = part
         x, y = world.inputs.test(start, start + step), world.test_labels[start : start + step]
         logits = network.infer(models_S[s], state.stats_S[s], x)
-        correct = (logits.argmax(-1) == y).sum()
-        loss = cross_entropy(logits, y, reduction="sum")
-        return torch.stack((correct.double(), loss.double()))
+        answers, loss = logits.argmax(-1), cross_entropy(logits, y, reduction="sum")
+        named_Y = logits.new_zeros(logits.shape[-1]).index_fill(0, answers, 1.0)
+        sums = torch.stack(((answers == y).sum().double(), loss.double()))
+        return torch.cat((sums, named_Y.double()))
 
     seeds = range(len(state.stats_S))
     parts = [(s, start) for s in seeds for start in range(0, num, step)]
     sums = torch.stack(world.clients.map(test, parts)).unflatten(0, (len(seeds), -1)).sum(1)
-    return [(100.0 * correct / num, _finite(loss / num)) for correct, loss in sums.tolist()]
+    return [
+        Test(100.0 * correct / num, _finite(loss / num), sum(count > 0 for count in named))
+        for correct, loss, *named in sums.tolist()
+    ]
 
 
 def _finite(value: float) -> float | None:

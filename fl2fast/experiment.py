@@ -61,6 +61,8 @@ class Experiment:
     augment: str = "auto"  # torch or dali, which make the same views; auto: the faster one
     chunk: int = 0  # lanes that train at once; 0: all of them
     eval_every: int = 1
+    checkpoint_every: int = 1  # rounds; 0: a run that is stopped starts over
+    checkpoints: int = 2  # that are kept, and the best one besides
 
     momentum: float = 0.9
     weight_decay: float = 5e-4
@@ -99,6 +101,10 @@ class Experiment:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
+    def is_due(self, round: int, every: int) -> bool:
+        """Of what happens every so many rounds, and after the last."""
+        return round % every == 0 or round == self.rounds
+
     def learning_rate(self, round: int) -> float:
         """Round r counts from 1; cosine annealing to zero after the last, stepped once a round."""
         if self.schedule == "constant":
@@ -136,6 +142,12 @@ PAPER: dict[str, Any] = {
 }
 
 PRESETS = {"quick": QUICK, "paper": PAPER}
+
+# How a run is computed and kept, not what it computes: another value changes rounding at most.
+EXECUTION = (
+    *("device", "lowering", "server_lowering", "compile", "backward", "kernels", "augment"),
+    *("chunk", "checkpoint_every", "checkpoints"),
+)
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("cosine", "constant"),
@@ -177,6 +189,8 @@ _RANGES: dict[str, tuple[float, float | None]] = {
     "crop": (0, 0.5),
     "chunk": (0, None),
     "eval_every": (1, None),
+    "checkpoint_every": (0, None),
+    "checkpoints": (1, None),
     "momentum": (0, 1),
     "weight_decay": (0, None),
     "clip": (0, None),

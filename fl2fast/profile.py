@@ -31,7 +31,7 @@ from fl2fast.clock import Clock
 from fl2fast.engine.auto import make_step
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.round import run_round, warm_up
-from fl2fast.engine.world import ClientStore, ServerState, World
+from fl2fast.engine.world import Federation, World
 from fl2fast.errors import UsageError
 from fl2fast.evaluate import evaluate
 from fl2fast.experiment import Experiment
@@ -40,7 +40,7 @@ from fl2fast.memory import keep_freed_memory
 from fl2fast.methods.method import PLAIN, Batch, Learner, Part, Sureness
 from fl2fast.models.network import Network
 from fl2fast.precision import set_precision
-from fl2fast.record import claim_folder
+from fl2fast.run_folder import claim_folder
 from fl2fast.simulate import build_world, initial_state
 from fl2fast.tune import seconds_of
 
@@ -223,16 +223,16 @@ def profile(
     world = replace(world, clients=cores)
     claim_folder(out)
     set_precision(world.experiment.precision)
-    clock, store = Clock(world.device), ClientStore()
-    state = warm_up(world, initial_state(world), clock.phase)
+    clock = Clock(world.device)
+    federation = warm_up(world, initial_state(world), clock.phase).federation
     make_step(cores, *_client_step(world), world.method.learner)()  # may set something up
     warm_seconds, _ = clock.read(), cores.read()
-    state, _ = run_round(world, state, store, 1, clock.phase, tested=True)
+    federation = run_round(world, federation, clock.phase, tested=True).federation
     with clock.phase("evaluate"):
-        evaluate(world, state)
+        evaluate(world, federation.state)
     seconds, timed = clock.read(), cores.read()
     cores.steps = steps
-    launches = _trace(world, state, store, out / "trace.json.gz")
+    launches = _trace(world, federation, out / "trace.json.gz")
     found = {
         "config": asdict(world.experiment),
         "environment": environment(world.experiment.device),
@@ -279,7 +279,7 @@ def _figures(world: World, timed: list[Taken], seconds: float) -> dict[str, Any]
     }
 
 
-def _trace(world: World, state: ServerState, store: ClientStore, path: Path) -> int | None:
+def _trace(world: World, federation: Federation, path: Path) -> int | None:
     """Trace the clients' steps of round 2, on every thread; kernel launches, if on a GPU."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer tells stderr when it starts
     on_gpu = world.device.type == "cuda"
@@ -292,7 +292,7 @@ def _trace(world: World, state: ServerState, store: ClientStore, path: Path) -> 
         with traced if name == "local_training" else nullcontext():
             yield
 
-    run_round(world, state, store, 2, phase, tested=False)
+    run_round(world, federation, phase, tested=False)
     traced.export_chrome_trace(str(path))
     events = traced.events() or []
     return sum("LaunchKernel" in event.name for event in events) if on_gpu else None

@@ -2,109 +2,162 @@
 
 config.json and partition.json say what ran, metrics.jsonl what it measured (nothing in it depends
 on the clock: equal runs give equal bytes), diagnostics.jsonl and confusion.json what the clients
-did, timing.jsonl and env.json how fast and on what.
+did, timing.jsonl and env.json how fast and on what, events.jsonl what went wrong, if anything did.
 """
 
 import json
-import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
-from fl2fast.engine.world import ServerState, World
-from fl2fast.errors import UsageError
-from fl2fast.experiment import Experiment
+from fl2fast.checkpoint.manifest import Manifest, Progress
+from fl2fast.checkpoint.writer import Snapshot
+from fl2fast.durable import write_whole
+from fl2fast.engine.world import Federation, ServerState, World
+from fl2fast.guards import COLLAPSED_TESTS, Event, collapsed_since
+from fl2fast.journal import Journal, read_rows
 from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
 from fl2fast.plot_diagnostics import draw_diagnostics, draw_partition
+from fl2fast.run_folder import CONFIG
 from fl2fast.simulate import RoundReport
 
-
-def check_folder(out: Path) -> None:
-    """Refuse a folder that is in use, before any work is done for it."""
-    try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(
-                f"{str(out)!r} exists and is not an empty folder: choose another --out or remove it"
-            )
-    except OSError as error:
-        raise UsageError(f"cannot write to {str(out)!r}: {error.strerror}") from error
+METRICS, TIMING, DIAGNOSTICS = "metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"
+SUMMARY, CONFUSION = "summary.json", "confusion.json"
 
 
-def claim_folder(out: Path) -> Path:
-    """Make `out`, which must be new or empty."""
-    check_folder(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise UsageError(f"cannot write to {str(out)!r}: {error.strerror}") from error
-    return out
+def write_settings(world: World, folder: Path) -> None:
+    """What is known before the first round."""
+    write_config(world, folder)
+    write_json(folder / "env.json", environment(world.experiment.device))
+    partition = _partition(world)
+    write_json(folder / "partition.json", partition)
+    held = [client["classes"] for client in partition["seeds"][0]["clients"]]
+    draw_partition(np.array(held), folder / "partition.png")
 
 
-def free_folder(stem: str) -> Path:
-    """runs/STEM, numbered if taken."""
-    number = 1
-    while (out := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
-        number += 1
-    return out
-
-
-def default_folder(experiment: Experiment) -> Path:
-    dataset = Path(experiment.dataset).name
-    return free_folder(f"{dataset}-{experiment.labels}-{experiment.method}")
+def write_config(world: World, folder: Path) -> None:
+    write_json(folder / CONFIG, asdict(world.experiment))
 
 
 class Recorder:
     """Writes a run folder as the rounds come in."""
 
-    def __init__(self, out: Path, world: World) -> None:
-        self.out, self.world = out, world
-        self.started = time.perf_counter()
-        self.rows: list[dict[str, Any]] = []
-        self.num_trained, self.seconds = 0, 0.0
-        self.inside: list[dict[str, Any]] = []  # of the first seed
-        self.last: list[dict[str, Any]] = []
-        _write_json(out / "config.json", asdict(world.experiment))
-        _write_json(out / "env.json", environment(world.experiment.device))
-        partition = _partition(world)
-        _write_json(out / "partition.json", partition)
-        held = [client["classes"] for client in partition["seeds"][0]["clients"]]
-        draw_partition(np.array(held), out / "partition.png")
+    def __init__(
+        self,
+        out: Path,
+        world: World,
+        warn: Callable[[str], object],
+        before: Manifest | None = None,
+    ) -> None:
+        """Of a run from its first round, or from the one after a checkpoint."""
+        self.out, self.world, self._warn = out, world, warn
+        self._before = before.progress if before else Progress()
+        self._progress, self._started = self._before, time.perf_counter()
+        cursors = before.journals if before else {}
+        names = (METRICS, TIMING, *((DIAGNOSTICS,) if world.method.client else ()))
+        self._journals = {name: Journal(out / name, cursors.get(name)) for name in names}
+        self.rows = read_rows(out / METRICS)
+        inside = read_rows(out / DIAGNOSTICS) if DIAGNOSTICS in names else []
+        self._inside = _of_first_seed(world, inside)
+        self._confusion = b""  # of the last tested round, if it was one of this process's
 
     def add(self, report: RoundReport) -> None:
+        self.report = report  # the last one only: a state is as large as three models a seed
         self.rows += report.metrics
-        self.num_trained += report.num_trained
-        self.seconds += report.seconds.get("local_training", 0.0)
-        self.state = report.state  # the last one only: a state is as large as three models a seed
-        _append_lines(self.out / "metrics.jsonl", report.metrics)
-        _append_lines(self.out / "timing.jsonl", [timing_row(report)])
+        training = report.seconds.get("local_training", 0.0)
+        self._progress = Progress(
+            self._progress.num_trained + report.num_trained,
+            self._progress.training_seconds + training,
+            self._before.wall_seconds + time.perf_counter() - self._started,
+        )
+        self._journals[METRICS].append(report.metrics)
+        self._journals[TIMING].append([timing_row(report)])
         if report.diagnostics:
-            _append_lines(self.out / "diagnostics.jsonl", _without_confusion(report.diagnostics))
-            self.inside += _of_first_seed(report.diagnostics)
-            self.last = report.diagnostics
+            self._journals[DIAGNOSTICS].append(_without_confusion(report.diagnostics))
+            self._inside += _of_first_seed(self.world, report.diagnostics)
+            names = ("seed", "round", "confusion")
+            self._confusion = to_json([{n: row[n] for n in names} for row in report.diagnostics])
+        self.tell([*report.events, *self._collapses(report.round)])
 
-    def finish(self) -> dict[str, Any]:
+    def tell(self, events: list[Event]) -> None:
+        """Keep what went wrong, and say it."""
+        for event in events:
+            with (self.out / "events.jsonl").open("a") as file:
+                file.write(json.dumps(event._asdict()) + "\n")
+            self._warn(event.says)
+
+    def snapshot(self) -> Snapshot:
+        """Of the last round, for a checkpoint."""
+        tested = [row["test_accuracy"] for row in self.report.metrics]
+        score = None if None in tested or not tested else float(np.mean(tested))
+        return Snapshot(
+            self.report.federation,
+            asdict(self.report.world.experiment),
+            self._progress,
+            score,
+            {name: journal.cursor for name, journal in self._journals.items()},
+            {CONFUSION: self._confusion} if self._confusion else {},
+        )
+
+    def close(self) -> None:
+        for journal in self._journals.values():
+            journal.close()
+
+    def finish(self, federation: Federation) -> dict[str, Any]:
         """Summary, model and curves, once the last round is in."""
+        frozen = federation.frozen
         summary = {
-            **accuracies(self.rows),
-            "images_per_second": images_per_second(self.num_trained, self.seconds),
-            "wall_seconds": time.perf_counter() - self.started,
+            **accuracies([row for row in self.rows if row["seed"] not in frozen]),
+            "diverged": [found._asdict() for found in federation.diverged],
+            "collapsed": [
+                {"seed": seed, "since_round": since}
+                for seed, tests in self._tests().items()
+                if (since := collapsed_since(tests)) is not None and seed not in frozen
+            ],
+            "images_per_second": images_per_second(*self._progress[:2]),
+            "wall_seconds": self._progress.wall_seconds,
         }
-        _write_json(self.out / "summary.json", summary)
-        save_file(named_tensors(self.world, self.state), self.out / "model.safetensors")
+        write_whole(
+            self.out / "model.safetensors", save(named_tensors(self.world, federation.state))
+        )
         draw_curves({self.world.experiment.method: self.rows}, self.out / "curves.png")
-        if self.inside:
-            confusion = [{n: row[n] for n in ("seed", "round", "confusion")} for row in self.last]
-            _write_json(self.out / "confusion.json", confusion)
-            draw_diagnostics(self.inside, self.out / "diagnostics.png")
+        if self._confusion:
+            write_whole(self.out / CONFUSION, self._confusion)
+        if self._inside:
+            (first, *_) = json.loads((self.out / CONFUSION).read_text())
+            self._inside[-1]["confusion"] = first["confusion"]
+            draw_diagnostics(self._inside, self.out / "diagnostics.png")
+        write_json(self.out / SUMMARY, summary)  # last: a run that has one is finished
         return summary
+
+    def _tests(self) -> dict[int, list[tuple[int, int]]]:
+        """Of every seed, its tests' rounds and how many classes they named."""
+        tests: dict[int, list[tuple[int, int]]] = {}
+        for row in self.rows:
+            if row["predicted_classes"] is not None:
+                tests.setdefault(row["seed"], []).append((row["round"], row["predicted_classes"]))
+        return tests
+
+    def _collapses(self, round: int) -> list[Event]:
+        """Seeds of which this round's test is the one that makes it news."""
+        return [
+            Event(
+                round,
+                "collapsed",
+                f"seed {seed} has collapsed: since round {since} its tests name one class only",
+            )
+            for seed, tests in self._tests().items()
+            if (since := collapsed_since(tests)) is not None
+            and tests[-1][0] == round
+            and sum(tested >= since for tested, _ in tests) == COLLAPSED_TESTS
+        ]
 
 
 def _without_confusion(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,8 +165,8 @@ def _without_confusion(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "confusion"} for row in rows]
 
 
-def _of_first_seed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["seed"] == rows[0]["seed"]]
+def _of_first_seed(world: World, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["seed"] == world.experiment.seed]
 
 
 def accuracies(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -177,10 +230,9 @@ def _partition(world: World) -> dict[str, Any]:
     return {"partition": world.experiment.partition, "seeds": seeds}
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, to_json(value))
 
 
-def _append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("a") as file:
-        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -1,8 +1,8 @@
 """From an experiment to a running federation: data -> partition -> rounds -> reports."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +15,18 @@ from fl2fast.dataset import num_classes, read_dataset
 from fl2fast.diagnostics import diagnose
 from fl2fast.engine import central
 from fl2fast.engine.cores import Cores
-from fl2fast.engine.round import run_round, warm_up
-from fl2fast.engine.world import ClientStore, ServerState, World
+from fl2fast.engine.round import Outcome, run_round, warm_up
+from fl2fast.engine.world import Federation, ServerState, World
 from fl2fast.errors import UsageError
-from fl2fast.evaluate import evaluate, label_figures
+from fl2fast.evaluate import Test, evaluate, label_figures
 from fl2fast.execute import choose_executions
 from fl2fast.experiment import Experiment, check
+from fl2fast.guards import Diverged, Event, divergences, freeze, with_room
 from fl2fast.models import check_module, find_model, in_channels
 from fl2fast.models.network import Network
 from fl2fast.precision import set_precision
+
+Row = TypeVar("Row")
 
 
 class RoundReport(NamedTuple):
@@ -33,8 +36,14 @@ class RoundReport(NamedTuple):
     metrics: list[dict[str, Any]]
     seconds: dict[str, float]
     num_trained: int  # images that clients, or a central learner, trained on, once per step
-    state: ServerState
+    world: World  # as it ran: memory may have bounded its lanes
+    federation: Federation
     diagnostics: list[dict[str, Any]]  # of rounds that are tested: a row per seed
+    events: list[Event]
+
+    @property
+    def state(self) -> ServerState:
+        return self.federation.state
 
 
 def build_world(
@@ -115,34 +124,97 @@ def initial_state(world: World) -> ServerState:
     return ServerState(params_SP, zeros, zeros.clone(), ())
 
 
-def simulate(world: World) -> Iterator[RoundReport]:
+def simulate(world: World, start: Federation | None = None) -> Iterator[RoundReport]:
     """Fold the rounds; yields after each, so that the caller records, draws or stops.
 
-    Round 1's seconds include the warm-up, as phase `pretrain` and one more `recalibrate`.
+    Begins after `start`, or with the warm-up, whose seconds count as round 1's (phase `pretrain`
+    and one more `recalibrate`). A seed that diverges is frozen; `Diverged` if none is left.
     """
     set_precision(world.experiment.precision)
-    e, store, clock = world.experiment, ClientStore(), Clock(world.device)
-    state = warm_up(world, initial_state(world), clock.phase)
-    for round in range(1, e.rounds + 1):
-        due = round % e.eval_every == 0 or round == e.rounds
-        state, labels = run_round(world, state, store, round, clock.phase, tested=due)
+    clock, events = Clock(world.device), list[Event]()
+    federation = start
+    if federation is None:
+        world, outcome = with_room(
+            world, 0, lambda w: warm_up(w, initial_state(w), clock.phase), events.append
+        )
+        federation = _guarded(world, None, outcome, [None] * world.experiment.seeds, events)
+    for round in range(federation.round + 1, world.experiment.rounds + 1):
+        before = federation
+        world, (outcome, tests) = with_room(
+            world, round, lambda w, b=before: _tested_round(w, b, clock), events.append
+        )
+        federation = _guarded(world, before, outcome, tests, events)
         with clock.phase("evaluate"):
-            tests = evaluate(world, state) if due else [(None, None)] * e.seeds
-            figures = label_figures(world, labels)
-            inside = [{"round": round, **row} for row in diagnose(world, labels)] if due else []
-        rate, num_trained = e.learning_rate(round), 0 if labels is None else labels.num_trained
-        if world.method.central is not None:
-            rate = central.learning_rate(e, (round - 1) / e.rounds)  # of the round's first step
-            num_trained = central.num_rows_of_a_round(world)
-        metrics = [
-            {
-                "round": round,
-                "seed": seed,
-                "test_accuracy": accuracy,
-                "test_loss": loss,
-                **figure,
-                "lr": rate,
-            }
-            for seed, (accuracy, loss), figure in zip(e.seed_list, tests, figures, strict=True)
-        ]
-        yield RoundReport(round, metrics, clock.read(), num_trained, state, inside)
+            metrics = _metrics(world, federation, outcome, tests)
+            due = world.experiment.is_due(round, world.experiment.eval_every)
+            inside = _diagnostics(world, federation, outcome) if due else []
+        trained = _num_trained(world, outcome)
+        yield RoundReport(round, metrics, clock.read(), trained, world, federation, inside, events)
+        events = []
+
+
+def _tested_round(
+    world: World, before: Federation, clock: Clock
+) -> tuple[Outcome, list[Test | None]]:
+    due = world.experiment.is_due(before.round + 1, world.experiment.eval_every)
+    outcome = run_round(world, before, clock.phase, tested=due)
+    with clock.phase("evaluate"):
+        tests = evaluate(world, outcome.federation.state) if due else [None] * len(world.splits)
+    return outcome, list(tests)
+
+
+def _guarded(
+    world: World,
+    before: Federation | None,
+    outcome: Outcome,
+    tests: Sequence[Test | None],
+    events: list[Event],
+) -> Federation:
+    found = divergences(world, outcome, tests)
+    events += [Event(one.round, "diverged", f"{one}; it is frozen from here on") for one in found]
+    federation = freeze(world, before, outcome.federation, found)
+    if len(federation.diverged) == world.experiment.seeds:
+        raise Diverged(federation.diverged, events)
+    return federation
+
+
+def _running(world: World, federation: Federation, rows: Iterable[Row]) -> Iterator[Row]:
+    """Those of one row per seed whose seeds are not frozen."""
+    seeds = world.experiment.seed_list
+    return (r for seed, r in zip(seeds, rows, strict=True) if seed not in federation.frozen)
+
+
+def _metrics(
+    world: World, federation: Federation, outcome: Outcome, tests: Sequence[Test | None]
+) -> list[dict[str, Any]]:
+    e, round = world.experiment, federation.round
+    rate = e.learning_rate(round)
+    if world.method.central is not None:
+        rate = central.learning_rate(e, (round - 1) / e.rounds)  # of the round's first step
+    rows = [
+        {
+            "round": round,
+            "seed": seed,
+            "test_accuracy": None if test is None else test.accuracy,
+            "test_loss": None if test is None else test.loss,
+            "predicted_classes": None if test is None else test.classes,
+            **figure,
+            "lr": rate,
+        }
+        for seed, test, figure in zip(
+            e.seed_list, tests, label_figures(world, outcome.labels), strict=True
+        )
+    ]
+    return list(_running(world, federation, rows))
+
+
+def _diagnostics(world: World, federation: Federation, outcome: Outcome) -> list[dict[str, Any]]:
+    rows = diagnose(world, outcome.labels)
+    rows = _running(world, federation, rows) if rows else rows
+    return [{"round": federation.round, **row} for row in rows]
+
+
+def _num_trained(world: World, outcome: Outcome) -> int:
+    if world.method.central is not None:
+        return central.num_rows_of_a_round(world)
+    return 0 if outcome.labels is None else outcome.labels.num_trained

@@ -287,7 +287,7 @@ def test_a_truncated_trace_is_refused(tmp_path: Path, capsys) -> None:
 
 def test_the_demo_writes_its_three_lines(tmp_path: Path) -> None:
     tiny = {"train_size": 300, "test_size": 50, "rounds": 2, "epochs": 1, "pretrain": 1, "seeds": 2}
-    summary = demo(tmp_path / "demo", lambda title, rounds: nullcontext(id), **tiny)
+    summary = demo(tmp_path / "demo", lambda title: nullcontext(id), **tiny)
     assert [row["title"] for row in summary["rows"]] == ["labels only", "(FL)^2", "all labels"]
     for row in summary["rows"]:
         assert row["mean"] == pytest.approx(np.mean(row["test_accuracy"]))

@@ -88,7 +88,7 @@ def test_momentum_is_kept_per_client_that_trained() -> None:
     store = ClientStore()
     like = torch.zeros(3)
     assert torch.equal(store.take([(0, 1)], like), torch.zeros(1, 3))
-    store.put([(0, 1), (1, 1)], torch.tensor([[1.0, 1, 1], [2, 2, 2]]))
+    store = store.put([(0, 1), (1, 1)], torch.tensor([[1.0, 1, 1], [2, 2, 2]]))
     assert store.take([(1, 1), (0, 2), (0, 1)], like)[:, 0].tolist() == [2.0, 0.0, 1.0]
     assert len(store.rows) == 2
 

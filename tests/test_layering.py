@@ -13,7 +13,7 @@ SOURCES = [*ROOT.glob("fl2fast/**/*.py"), *ROOT.glob("kernels/*.py"), *ROOT.glob
 ALLOWED = {
     "fl2fast/engine": (
         *("engine", "methods.method", "models", "data", "optim", "rng", "experiment"),
-        *("kernels", "tune", "errors"),
+        *("kernels", "tune", "errors", "interrupt"),
     ),
     "fl2fast/methods": ("methods", "models", "losses", "kernels", "plugin", "errors"),
     "fl2fast/models": ("models", "kernels", "plugin", "errors"),

@@ -20,7 +20,7 @@ from fl2fast.clock import Clock
 from fl2fast.data.views import draw_views
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.server import aggregate, aggregation_weights, recalibrate_all
-from fl2fast.engine.world import ClientStore, ServerState, World
+from fl2fast.engine.world import ClientStore, Federation, ServerState, World
 from fl2fast.evaluate import evaluate
 from fl2fast.methods.method import Batch
 from fl2fast.record import named_tensors
@@ -30,7 +30,7 @@ PHASES = "pseudo_label local_training aggregate fine_tune recalibrate evaluate"
 NUM_CONVS = 3  # of the small CNN
 SURE = {"none": [False] * 5, "some": [True, False, True, True, False], "all": [True] * 5}
 
-Federation = tuple[World, ServerState]
+Warm = tuple[World, ServerState]
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def _float64() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def federation(small_digits: str) -> Federation:
+def federation(small_digits: str) -> Warm:
     """A warm-up that leaves rows of all kinds: rejected, accepted, and of these some sure."""
     made = fl2fast.experiment(
         dataset=small_digits,
@@ -59,7 +59,8 @@ def federation(small_digits: str) -> Federation:
         sbn_unlabelled_batch=150,
     )
     world = fl2fast.build_world(made)
-    return world, warm_up(world, initial_state(world), Clock(world.device).phase)
+    made = warm_up(world, initial_state(world), Clock(world.device).phase)
+    return world, made.federation.state
 
 
 def close(a: Any, b: Any) -> None:
@@ -75,25 +76,26 @@ def batch_of(world: World, num: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     return batch[0], batch[1], world.truth[torch.from_numpy(row_M[:num])]
 
 
-def test_rounds_end_at_the_same_model(federation: Federation) -> None:
+def test_rounds_end_at_the_same_model(federation: Warm) -> None:
     """Two rounds, so that the second starts with the momentum that the first left behind."""
     world, state = federation
-    baseline, theirs, ours = Released(world), ClientStore(), ClientStore()
+    baseline, theirs = Released(world), dict[tuple[int, int], torch.Tensor]()
+    ours = Federation(0, state, ClientStore())
     for round in (1, 2):
-        cost = baseline.run_round(state, theirs, round)
+        cost = baseline.run_round(ours.state, theirs, round)
         phase = Clock(world.device).phase
-        state, report = run_round(world, state, ours, round, phase, tested=True)
+        ours, report, _ = run_round(world, ours, phase, tested=True)
         assert report is not None
         assert report.sure_LM is not None
         assert 0 < report.sure_LM.sum() < report.keep_LM.sum() < report.live_LM.sum()
         assert cost.num_trained == report.num_trained
         assert list(cost.seconds) == PHASES.split()
-        close(tuple(cost.state), tuple(state))
-        close(theirs.rows, ours.rows)
-        close(cost.accuracy, evaluate(world, state)[0][0])
+        close(tuple(cost.state), tuple(ours.state))
+        close(theirs, ours.store.rows)
+        close(cost.accuracy, evaluate(world, ours.state)[0].accuracy)
 
 
-def test_views_are_the_same(federation: Federation) -> None:
+def test_views_are_the_same(federation: Warm) -> None:
     world, _ = federation
     rows = torch.from_numpy(world.splits[0].clients[1][:40])
     for i, (view, made) in enumerate(zip(("weak", "strong"), batch_of(world, 40), strict=False)):
@@ -102,7 +104,7 @@ def test_views_are_the_same(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("sure", SURE)
-def test_a_step_has_the_same_gradient(federation: Federation, sure: Any) -> None:
+def test_a_step_has_the_same_gradient(federation: Warm, sure: Any) -> None:
     """5F + 3B and 2F + 3B or less are the same mathematics; the weights come back to W."""
     world, state = federation
     assert world.method.client is not None
@@ -119,7 +121,7 @@ def test_a_step_has_the_same_gradient(federation: Federation, sure: Any) -> None
 
 
 @pytest.mark.parametrize("sure", SURE)
-def test_a_step_takes_five_forwards_and_three_backwards(federation: Federation, sure: str) -> None:
+def test_a_step_takes_five_forwards_and_three_backwards(federation: Warm, sure: str) -> None:
     world, state = federation
     model = make_model(world, named_tensors(world, state), track=False)
     weak, strong, y_B = batch_of(world, 5)
@@ -139,14 +141,14 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_statistics_are_the_same(federation: Federation) -> None:
+def test_statistics_are_the_same(federation: Warm) -> None:
     world, state = federation
     baseline = Released(world)
     model = baseline.recalibrate(world.network.layout.split(state.params_SP[0]), round=1)
     close(tuple(baseline.stats_of(model)), tuple(recalibrate_all(world, state, 1).stats_S[0]))
 
 
-def test_aggregation_is_the_same(federation: Federation) -> None:
+def test_aggregation_is_the_same(federation: Warm) -> None:
     world, state = federation
     split, params_SP = world.network.layout.split, state.params_SP
     clients_SKP = torch.stack([params_SP + 0.1 * (k * params_SP).cos() for k in (1, 2, 3)], dim=1)
@@ -163,7 +165,7 @@ def test_aggregation_is_the_same(federation: Federation) -> None:
     close((params, momentum), tuple(split(row_SP[0]) for row_SP in expected))
 
 
-def test_a_choice_the_released_code_lacks_is_refused(federation: Federation) -> None:
+def test_a_choice_the_released_code_lacks_is_refused(federation: Warm) -> None:
     world, _ = federation
     other = fl2fast.experiment(perturbation="sam")
     with pytest.raises(ValueError, match="knows no perturbation = sam"):

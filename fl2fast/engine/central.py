@@ -7,7 +7,7 @@ Shapes: S seeds, G seeds of one wave, B unlabelled rows, R labelled rows.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ from fl2fast.methods.method import Batch, CentralPart, Labelled
 
 
 def train_centrally(
-    world: World, central: CentralPart, state: ServerState, round: int
+    world: World, central: CentralPart, state: ServerState, round: int, frozen: Collection[int]
 ) -> ServerState:
-    """The round's steps of every seed; the learning rate falls from step to step."""
+    """The round's steps of every seed that is not frozen; the rate falls from step to step."""
     e = world.experiment
     everything = [np.concatenate((split.unlabelled, split.labelled)) for split in world.splits]
     lanes = Lanes.of(e.seed_list, [0] * e.seeds, everything, world.device)
@@ -37,7 +37,7 @@ def train_centrally(
     streams = plan_streams(
         world.server,
         lanes,
-        np.ones(lanes.row_LM.shape, dtype=bool),
+        np.ones(lanes.row_LM.shape, dtype=bool) & lanes.taking_part(frozen)[:, None],
         None,
         purpose="central shuffle",
         round=round,

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from fl2fast.interrupt import stop_if_asked
 from fl2fast.models.network import Network
 
 Item = TypeVar("Item")
@@ -61,6 +62,7 @@ class Cores:
         if workers <= 1:
             for stream in streams:
                 for item in stream.items:
+                    stop_if_asked()
                     step(self.network, item)
             return
         while len(self._twins) < workers:
@@ -73,6 +75,7 @@ class Cores:
             torch.set_num_threads(max(self.count // workers, 1))
             with torch.set_grad_enabled(with_grad), queue.stopped_by_error():
                 for item in queue:
+                    stop_if_asked()
                     step(network, item)
 
         try:

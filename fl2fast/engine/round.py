@@ -22,7 +22,7 @@ from fl2fast.engine.local import make_sgd, train_lanes
 from fl2fast.engine.server import absorb, fine_tune, recalibrate_all
 from fl2fast.engine.streams import plan_streams
 from fl2fast.engine.visit import probe, start_rows
-from fl2fast.engine.world import ClientStore, Lanes, ServerState, World
+from fl2fast.engine.world import ClientStore, Federation, Finite, Lanes, ServerState, World
 from fl2fast.methods.method import Batch, ClientPart, Mix, PseudoLabels
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -43,46 +43,51 @@ class LabelReport(NamedTuple):
     num_trained: int = 0  # rows that clients trained on, over all steps
 
 
-def warm_up(world: World, state: ServerState, phase: Phase) -> ServerState:
-    """Pretraining on the labels, then the first statistics: the state before round 1."""
+class Outcome(NamedTuple):
+    """What a round made."""
+
+    federation: Federation
+    labels: LabelReport | None  # None: no client took part
+    finite: Finite
+
+
+def warm_up(world: World, state: ServerState, phase: Phase) -> Outcome:
+    """Pretraining on the labels, then the first statistics: what round 1 starts from."""
     with phase("pretrain"):
         for call in range(world.experiment.pretrain):
             state = fine_tune(world, state, 0, world.experiment.lr, call)
     with phase("recalibrate"):
-        return recalibrate_all(world, state, 0)
+        state = recalibrate_all(world, state, 0)
+    return Outcome(Federation(0, state, ClientStore()), None, Finite.of(state, None))
 
 
-def run_round(
-    world: World, state: ServerState, store: ClientStore, round: int, phase: Phase, *, tested: bool
-) -> tuple[ServerState, LabelReport | None]:
-    """Clients, aggregation, server, statistics: the next state, and what the clients labelled.
+def run_round(world: World, before: Federation, phase: Phase, *, tested: bool) -> Outcome:
+    """Clients, aggregation, server, statistics: the next federation, nothing of `before` changed.
 
     Statistics that neither a test of this round nor the next labels would read are not made.
     """
-    method, report = world.method, None
+    method, report, finite_L = world.method, None, None
+    round, state, store = before.round + 1, before.state, before.store
     if method.client is not None:
-        state, report = _client_phase(world, method.client, state, store, round, phase)
+        state, store, report, finite_L = _client_phase(world, method.client, before, phase)
     if method.central is not None:
         with phase("local_training"):
-            state = train_centrally(world, method.central, state, round)
+            state = train_centrally(world, method.central, state, round, before.frozen)
     if method.server is not None:
         with phase("fine_tune"):
-            state = fine_tune(world, state, round, world.experiment.learning_rate(round))
+            lr = world.experiment.learning_rate(round)
+            state = fine_tune(world, state, round, lr, frozen=before.frozen)
     if tested or (method.client is not None and method.client.predicts):
         with phase("recalibrate"):
             state = recalibrate_all(world, state, round)
-    return state, report
+    after = before._replace(round=round, state=state, store=store)
+    return Outcome(after, report, Finite.of(state, finite_L))
 
 
 def _client_phase(
-    world: World,
-    client: ClientPart,
-    state: ServerState,
-    store: ClientStore,
-    round: int,
-    phase: Phase,
-) -> tuple[ServerState, LabelReport]:
-    e = world.experiment
+    world: World, client: ClientPart, before: Federation, phase: Phase
+) -> tuple[ServerState, ClientStore, LabelReport, Tensor]:
+    e, round, state = world.experiment, before.round + 1, before.state
     ids_SK = select(e.seed_list, e.clients, e.cohort, round)
     lanes = _lanes_of(world, ids_SK)
     with phase("pseudo_label"):
@@ -91,6 +96,7 @@ def _client_phase(
         report = _read_labels(lanes, labels, weight_L)
     with phase("plan"):
         rows_LM = report.keep_LM if client.batches == "kept" else report.live_LM
+        rows_LM = rows_LM & lanes.taking_part(before.frozen)[:, None]
         streams = plan_streams(
             world.clients,
             lanes,
@@ -107,24 +113,24 @@ def _client_phase(
         batches = make_batches(source, streams, Targets(*labels[:3]))
     with phase("local_training"):
         active = sorted({int(lane) for waves in streams for w in waves for lane in w.lane_G})
-        params_LP = _train_clients(world, client, state, store, lanes, active, batches, round)
+        params_LP, store, finite_L = _train_clients(world, client, before, lanes, active, batches)
+        finite_L = finite_L & weight_L.isfinite()
     with phase("aggregate"):
         state, _ = absorb(world, client, state, params_LP, weight_L)
-    return state, report._replace(num_trained=e.epochs * int(rows_LM.sum()))
+    return state, store, report._replace(num_trained=e.epochs * int(rows_LM.sum())), finite_L
 
 
 def _train_clients(
     world: World,
     client: ClientPart,
-    state: ServerState,
-    store: ClientStore,
+    before: Federation,
     lanes: Lanes,
     active: list[int],
     batches: list[Stream[Batch]],
-    round: int,
-) -> Tensor:
-    """What the cohort reports after local training: params_LP. The rest goes to the store."""
-    e, network = world.experiment, world.network
+) -> tuple[Tensor, ClientStore, Tensor]:
+    """What the cohort reports after local training, params_LP; what it keeps; what is finite."""
+    e, network, round = world.experiment, world.network, before.round + 1
+    state, store = before.state, before.store
     keys = [(int(seed), int(c)) for seed, c in zip(lanes.seed_L, lanes.client_L, strict=True)]
     start_LP = start_rows(world, client.memory, state, store, keys, round)
     width = state.params_SP.shape[-1]
@@ -141,15 +147,17 @@ def _train_clients(
         buffer_LP,
         batches,
     )
+    finite_L = Finite.rows(params_LP, buffer_LP)
     if client.report is not None:
         params_LP = client.report(network, start_LP, params_LP)
     trained = [keys[lane] for lane in active]
     if persists:
-        store.put(trained, buffer_LP[active, :width])
+        store = store.put(trained, buffer_LP[active, :width])
     params_LP = params_LP[:, :width]
     if client.memory is not None:
-        store.remember(trained, client.memory.keep(network, params_LP[active], probe(world)))
-    return params_LP
+        kept_LQ = client.memory.keep(network, params_LP[active], probe(world))
+        store = store.remember(trained, kept_LQ)
+    return params_LP, store, finite_L
 
 
 def _mixing(mix: Mix, lanes: Lanes, report: LabelReport, round: int, epochs: int) -> Mixing:

@@ -3,7 +3,7 @@
 Shapes: S seeds, K cohort, R labelled rows, P parameters, Q norm channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -55,9 +55,14 @@ def absorb(
 
 
 def fine_tune(
-    world: World, state: ServerState, round: int, lr: float, call: int = 0
+    world: World,
+    state: ServerState,
+    round: int,
+    lr: float,
+    call: int = 0,
+    frozen: Collection[int] = (),
 ) -> ServerState:
-    """The server trains on its labelled rows, all seeds stacked."""
+    """The server trains on its labelled rows, all seeds stacked, but for frozen ones."""
     e, server = world.experiment, world.method.server
     if server is None:
         return state
@@ -70,7 +75,7 @@ def fine_tune(
     streams = plan_streams(
         world.server,
         lanes,
-        np.ones(lanes.row_LM.shape, dtype=bool),
+        np.ones(lanes.row_LM.shape, dtype=bool) & lanes.taking_part(frozen)[:, None],
         None,
         purpose="server shuffle",
         round=round,

@@ -4,7 +4,8 @@ Shapes: S seeds, N clients, K cohort, L = S*K lanes, M rows of a client, D rows 
 P columns of a learner's row, Q columns that a client keeps.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,9 +43,24 @@ class World:
     def network(self) -> Network:
         return self.clients.network
 
+    @property
+    def num_lanes(self) -> int:
+        """Learners that train at once, if nothing bounds them."""
+        cohort = 1 if self.method.client is None else self.experiment.cohort
+        return self.experiment.seeds * cohort
+
     def models(self, state: "ServerState") -> Tensor:
         """The networks that label and are tested: [S, parameters]."""
         return self.method.learner.model(self.network, state.params_SP)
+
+    def with_chunk(self, chunk: int) -> "World":
+        """The same world, at most so many lanes at once."""
+        return replace(
+            self,
+            experiment=replace(self.experiment, chunk=chunk),
+            clients=Cores(self.clients.network, chunk),
+            server=Cores(self.server.network, chunk),
+        )
 
 
 class ServerState(NamedTuple):
@@ -59,34 +75,90 @@ class ServerState(NamedTuple):
 Key = tuple[int, int]  # seed, client
 
 
-@dataclass
+@dataclass(frozen=True)
 class ClientStore:
-    """What clients that have taken part hold; one that has not holds nothing."""
+    """What clients that have taken part hold; one that has not holds nothing.
 
-    rows: dict[Key, Tensor] = field(default_factory=dict)  # momentum
-    kept: dict[Key, Tensor] = field(default_factory=dict)  # what the method keeps there
+    Neither a store nor a row of it ever changes, so that an old one stays a whole snapshot.
+    """
+
+    rows: Mapping[Key, Tensor] = field(default_factory=dict)  # momentum
+    kept: Mapping[Key, Tensor] = field(default_factory=dict)  # what the method keeps there
 
     def take(self, keys: list[Key], like_P: Tensor) -> Tensor:
         return _stacked(self.rows, keys, like_P)
 
-    def put(self, keys: list[Key], buffer_LP: Tensor) -> None:
-        _put(self.rows, keys, buffer_LP)
+    def put(self, keys: list[Key], buffer_LP: Tensor) -> "ClientStore":
+        return replace(self, rows=_with(self.rows, keys, buffer_LP))
 
     def recall(self, keys: list[Key], like_Q: Tensor) -> Tensor:
         return _stacked(self.kept, keys, like_Q)
 
-    def remember(self, keys: list[Key], kept_LQ: Tensor) -> None:
-        _put(self.kept, keys, kept_LQ)
+    def remember(self, keys: list[Key], kept_LQ: Tensor) -> "ClientStore":
+        return replace(self, kept=_with(self.kept, keys, kept_LQ))
+
+    def where(self, takes: Callable[[int], bool], other: "ClientStore") -> "ClientStore":
+        """This store's rows of the seeds that `takes` holds for, the other's of the rest."""
+
+        def mixed(ours: Mapping[Key, Tensor], theirs: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+            rest = {key: row for key, row in theirs.items() if not takes(key[0])}
+            return rest | {key: row for key, row in ours.items() if takes(key[0])}
+
+        return ClientStore(mixed(self.rows, other.rows), mixed(self.kept, other.kept))
 
 
-def _stacked(rows: dict[Key, Tensor], keys: list[Key], like: Tensor) -> Tensor:
+def _stacked(rows: Mapping[Key, Tensor], keys: list[Key], like: Tensor) -> Tensor:
     zero = torch.zeros_like(like)
     return torch.stack([rows.get(key, zero) for key in keys])
 
 
-def _put(rows: dict[Key, Tensor], keys: list[Key], stack: Tensor) -> None:
+def _with(rows: Mapping[Key, Tensor], keys: list[Key], stack: Tensor) -> dict[Key, Tensor]:
     # clone: a row must not keep its whole stack alive
-    rows.update((key, row.clone()) for key, row in zip(keys, stack, strict=True))
+    return {**rows, **{key: row.clone() for key, row in zip(keys, stack, strict=True)}}
+
+
+class Divergence(NamedTuple):
+    """A seed whose numbers stopped being finite, and is frozen as it was before that round."""
+
+    seed: int
+    round: int
+    where: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed} diverged in round {self.round}: {self.where}"
+
+
+class Federation(NamedTuple):
+    """All that changes from round to round: what a checkpoint holds."""
+
+    round: int  # the last whole one; 0 after the warm-up
+    state: ServerState
+    store: ClientStore
+    diverged: tuple[Divergence, ...] = ()
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """Seeds that take no further part."""
+        return frozenset(found.seed for found in self.diverged)
+
+
+class Finite(NamedTuple):
+    """Whether what a round made are numbers; on the device, not yet read."""
+
+    client_L: Tensor | None  # a client's weights, momentum and vote; None: no client took part
+    params_S: Tensor  # the server's weights and momenta
+    stats_S: Tensor  # static batch-norm statistics
+
+    @staticmethod
+    def rows(*tensors: Tensor) -> Tensor:
+        """Of each row of all tensors together: bool."""
+        return torch.stack([tensor.flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)
+
+    @staticmethod
+    def of(state: ServerState, client_L: Tensor | None) -> "Finite":
+        params_S = Finite.rows(*state[:3])
+        stats = [(s.mean_Q.isfinite() & s.var_Q.isfinite()).all() for s in state.stats_S]
+        return Finite(client_L, params_S, torch.stack(stats) if stats else params_S)
 
 
 class Lanes(NamedTuple):
@@ -97,6 +169,10 @@ class Lanes(NamedTuple):
     size_L: np.ndarray
     row_LM: Tensor  # rows of the training set, device; padded with row 0
     live_LM: Tensor  # bool, device
+
+    def taking_part(self, frozen: Collection[int]) -> np.ndarray:
+        """bool [L]: lanes of seeds that are not frozen."""
+        return ~np.isin(self.seed_L, list(frozen))
 
     @staticmethod
     def of(

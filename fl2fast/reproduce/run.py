@@ -1,7 +1,7 @@
 """Run the cells that are missing; what is finished is read from its folder.
 
-A cell's seeds train stacked, in one run. Its folder is the only state: an interrupted one is run
-again from its start, so a command that is repeated goes on where it was stopped.
+A cell's seeds train stacked, in one run. Its folder is the only state: an interrupted one is
+resumed, so a command that is repeated goes on where it was stopped.
 """
 
 import fcntl
@@ -14,19 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl2fast.errors import UsageError
-from fl2fast.experiment import Experiment, experiment
+from fl2fast.experiment import EXECUTION, Experiment, experiment
 from fl2fast.reproduce.cells import Cell
 from fl2fast.simulate import RoundReport
-from fl2fast.train import train
+from fl2fast.train import resume, train
 
 DEFAULT_OUT = Path("runs/reproduce")
-
-# How a run is computed, not what: these change a result by rounding only, so a cell that was run
-# on another device is finished too.
-EXECUTION = (
-    *("device", "lowering", "server_lowering", "compile", "backward", "kernels", "augment"),
-    "chunk",
-)
 
 Listener = Callable[[Cell, Experiment], AbstractContextManager[Callable[[RoundReport], object]]]
 
@@ -100,10 +93,14 @@ def _train(
             f"{str(folder)!r} holds a finished run with other settings than this version's for "
             f"{cell.row}, {cell.column}: move it away or choose another --out"
         )
-    if folder.exists():
-        shutil.rmtree(folder)
+    config = _read_json(folder / "config.json")
     with listener(cell, made) as on_round:
-        train(made, folder, data_dir, on_round, say)
+        if config is not None and _same(cell, config):
+            resume(folder, None, None, data_dir, on_round, say, say)
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
+        train(made, folder, data_dir, on_round, say, say)
 
 
 def _same(cell: Cell, config: dict[str, Any]) -> bool:

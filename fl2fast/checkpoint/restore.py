@@ -1,0 +1,184 @@
+"""Find the newest whole checkpoint of a run, and bring its federation back to life.
+
+Nothing that is read is executed, no name that is read leads out of the folder, and every byte is
+checked before it is used.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fl2fast import journal
+from fl2fast.checkpoint.manifest import (
+    MANIFEST_NAME,
+    MAX_BYTES,
+    SERVER,
+    Manifest,
+    Stored,
+    client_stem,
+    decode,
+)
+from fl2fast.checkpoint.writer import FOLDER, Known
+from fl2fast.engine.visit import probe
+from fl2fast.engine.world import ClientStore, Federation, Finite, Key, ServerState, World
+from fl2fast.errors import UsageError
+from fl2fast.journal import Damaged
+from fl2fast.models.network import Stats
+from fl2fast.simulate import initial_state
+
+Tensors = dict[str, Tensor]
+SERVER_ROWS = ["params", "server_momentum", "aggregate_momentum"]
+CLIENT_TENSORS = ("momentum", "kept")  # in the order of a store's fields
+
+
+class Checkpoint(NamedTuple):
+    """A whole one, as it was stored; and the manifests of all that look whole."""
+
+    manifest: Manifest
+    server: Tensors
+    clients: dict[Key, Tensors]
+    manifests: list[Manifest]
+
+
+def newest_whole(run: Path, warn: Callable[[str], object]) -> Checkpoint | None:
+    """None: the run has not come to its first checkpoint. Damaged ones are named to `warn`."""
+    names = [path for path in (run / FOLDER).glob("*") if MANIFEST_NAME.fullmatch(path.name)]
+    newest_first = sorted(names, key=lambda path: int(path.stem.removeprefix("round-")))[::-1]
+    whole, manifests = None, []
+    for path in newest_first:
+        try:
+            manifest = _read_manifest(path)
+            if whole is None:
+                whole = _load(run, manifest)
+            manifests.append(manifest)
+        except Damaged as error:
+            warn(f"checkpoint {path.stem} of {str(run)!r} is damaged: {error}")
+    if whole is not None:
+        return whole._replace(manifests=manifests)
+    if newest_first:
+        raise UsageError(
+            f"no checkpoint of {str(run)!r} is whole: put its files back from a copy, or start "
+            "again with another --out"
+        )
+    return None
+
+
+def _read_manifest(path: Path) -> Manifest:
+    manifest = decode(_read(path, MAX_BYTES), path.name)
+    if manifest.name != path.name:
+        raise Damaged(f"{path.name} is of round {manifest.round}")
+    return manifest
+
+
+def _load(run: Path, manifest: Manifest) -> Checkpoint:
+    for name, cursor in manifest.journals.items():
+        journal.check(run / name, cursor)
+    folder = run / FOLDER
+    clients = {
+        key: _read_tensors(folder, stored, client_stem(key))
+        for key, stored in manifest.clients.items()
+    }
+    server = _read_tensors(folder, manifest.server, SERVER)
+    return Checkpoint(manifest, server, clients, [])
+
+
+def _read_tensors(folder: Path, stored: Stored, stem: str) -> Tensors:
+    name = stored.name(stem)
+    content = _read(folder / name, stored.size)
+    if len(content) != stored.size or hashlib.sha256(content).hexdigest() != stored.sha256:
+        raise Damaged(f"{name} does not match its checksum")
+    try:
+        return safetensors.torch.load(content)
+    except Exception as error:  # of a checksum that was made to fit; the parser has its own errors
+        raise Damaged(f"{name} holds no tensors ({type(error).__name__})") from error
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        if (size := path.stat().st_size) > most:
+            raise Damaged(f"{path.name} has {size} bytes, more than {most}")
+        return path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
+
+
+def revive(world: World, checkpoint: Checkpoint) -> tuple[Federation, Known]:
+    """The federation on the world's device, and which client's file holds which of its tensors."""
+    manifest, fresh = checkpoint.manifest, initial_state(world)
+    like_SP, width = fresh.params_SP, world.network.norms.width
+    shapes = dict.fromkeys(SERVER_ROWS, like_SP.shape)
+    shapes |= dict.fromkeys(("mean", "var"), torch.Size((len(like_SP), width)))
+    server = _placed(checkpoint.server, shapes, like_SP, "the server's")
+    stats = tuple(map(Stats, server["mean"], server["var"]))
+    state = ServerState._make((*(server[name] for name in SERVER_ROWS), stats))
+    shapes = _client_shapes(world, like_SP)
+    clients = {
+        key: _placed(tensors, shapes, like_SP, f"client {key[1]}'s")
+        for key, tensors in checkpoint.clients.items()
+    }
+    store = ClientStore(
+        *({k: own[name] for k, own in clients.items() if name in own} for name in CLIENT_TENSORS)
+    )
+    federation = Federation(manifest.round, state, store, manifest.diverged)
+    _check_sound(world, federation, set(clients))
+    known = {
+        key: ((own.get("momentum"), own.get("kept")), manifest.clients[key])
+        for key, own in clients.items()
+    }
+    return federation, known
+
+
+def _client_shapes(world: World, like_SP: Tensor) -> dict[str, torch.Size]:
+    client, shapes = world.method.client, {}
+    if client is not None and world.experiment.client_momentum == "persist":
+        shapes["momentum"] = like_SP[0].shape
+    if client is not None and client.memory is not None:
+        kept_LQ = client.memory.keep(world.network, like_SP[:1], probe(world))
+        shapes["kept"] = kept_LQ[0].shape
+    return shapes
+
+
+def _placed(tensors: Tensors, shapes: dict[str, torch.Size], like: Tensor, whose: str) -> Tensors:
+    """Tensors of the expected names and shapes, in their order, on the device."""
+    found = {name: (t.shape, t.dtype) for name, t in tensors.items()}
+    if found != {name: (shape, like.dtype) for name, shape in shapes.items()}:
+        raise UsageError(
+            f"the checkpoint does not fit the experiment ({whose} tensors have other names, shapes "
+            "or precision): resume it with the model and method that it was made with"
+        )
+    return {name: tensors[name].to(like.device) for name in shapes}
+
+
+def _check_sound(world: World, federation: Federation, keys: set[Key]) -> None:
+    """What a run never writes: strangers, and numbers that are none."""
+    e = world.experiment
+    strangers = {seed for seed, _ in keys} | federation.frozen
+    strangers -= set(e.seed_list)
+    if strangers or any(client >= e.clients for _, client in keys):
+        raise UsageError("the checkpoint holds seeds or clients that the experiment does not have")
+    finite = Finite.of(federation.state, None)
+    for seed, *fine in zip(e.seed_list, *map(Tensor.tolist, finite[1:]), strict=True):
+        if not all(fine) and seed not in federation.frozen:
+            raise UsageError(f"the checkpoint holds numbers of seed {seed} that are not finite")
+
+
+def fingerprint(world: World) -> str:
+    """SHA-256 of what a run reads besides its settings: inputs, labels, parts, plug-ins."""
+    digest = hashlib.sha256()
+    inputs = vars(world.inputs).values()
+    for tensor in (*filter(torch.is_tensor, inputs), world.truth, world.test_labels):
+        digest.update(repr((tensor.shape, tensor.dtype)).encode())
+        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    for split in world.splits:
+        for rows in (split.labelled, *split.clients):
+            digest.update(rows.tobytes())
+    for name in (world.experiment.model, world.experiment.method):
+        if ".py:" in name:
+            digest.update(Path(name.rpartition(":")[0]).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,71 @@
+"""Files of JSON lines that only grow, and can be cut back to what they were."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CHUNK = 1 << 20
+
+
+class Cursor(NamedTuple):
+    """How far a journal reached, and the checksum of all before."""
+
+    size: int
+    sha256: str
+
+
+class Damaged(Exception):
+    """A stored file is not what was written; the message names it."""
+
+
+class Journal:
+    """Appends rows; `cursor` says where it stands."""
+
+    def __init__(self, path: Path, cursor: Cursor | None = None) -> None:
+        """A new file, or an old one cut back to a cursor that `check` has passed."""
+        self._digest, self._size = hashlib.sha256(), 0
+        if cursor is not None:
+            self._digest, self._size = _digest(path, cursor), cursor.size
+        self._file = path.open("ab" if cursor else "wb", buffering=0)
+        self._file.truncate(self._size)
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self._size, self._digest.hexdigest())
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+        left = memoryview(content)
+        while left:  # a nearly full disk takes a part of it
+            left = left[os.write(self._file.fileno(), left) :]
+        self._digest.update(content)
+        self._size += len(content)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def check(path: Path, cursor: Cursor) -> None:
+    """Refuse, with `Damaged`, a file that does not begin with what the cursor saw."""
+    if _digest(path, cursor).hexdigest() != cursor.sha256:
+        raise Damaged(f"{path.name} is not what it was")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _digest(path: Path, cursor: Cursor) -> "hashlib._Hash":
+    digest, left = hashlib.sha256(), cursor.size
+    try:
+        with path.open("rb") as file:
+            while left and (part := file.read(min(CHUNK, left))):
+                digest.update(part)
+                left -= len(part)
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
+    if left:
+        raise Damaged(f"{path.name} is too short")
+    return digest

@@ -1,0 +1,118 @@
+"""The folder of a run: where it is, how it comes to be, and that one process at a time is at it."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fl2fast.durable import sync
+from fl2fast.errors import UsageError
+from fl2fast.experiment import Experiment
+
+CONFIG = "config.json"
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that is in use, before any work is done for it."""
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            resume = f", or go on with it by --resume {out}" if is_run(out) else ""
+            raise UsageError(
+                f"{str(out)!r} exists and is not an empty folder: choose another --out or remove "
+                f"it{resume}"
+            )
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def claim_folder(out: Path) -> Path:
+    """Make `out`, which must be new or empty."""
+    check_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    return out
+
+
+def free_folder(stem: str) -> Path:
+    """runs/STEM, numbered if taken."""
+    number = 1
+    while (out := Path("runs") / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return out
+
+
+def default_folder(experiment: Experiment) -> Path:
+    dataset = Path(experiment.dataset).name
+    return free_folder(f"{dataset}-{experiment.labels}-{experiment.method}")
+
+
+@contextmanager
+def new_run(out: Path, fill: Callable[[Path], object]) -> Iterator[None]:
+    """Make `out` with all that `fill` writes in it, at once and by a rename; held by this process.
+
+    The folder is filled under a hidden name, which is also the lock: what a killed process leaves
+    there is cleared by the next one that asks for the same `out`.
+    """
+    check_folder(out)
+    scratch = out.with_name(f".{out.name}.new")
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        handle = os.open(scratch, os.O_RDONLY)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    with _held(handle, out):
+        try:
+            for leftover in scratch.iterdir():
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            fill(scratch)
+            sync(scratch)
+            scratch.rename(out)
+            sync(out.parent)
+        except BaseException as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _unwritable(out, error) from error
+            raise
+        yield
+
+
+@contextmanager
+def old_run(run: Path) -> Iterator[None]:
+    """A run that exists, held by this process."""
+    if not is_run(run):
+        raise UsageError(
+            f"{str(run)!r} is not a run folder, which holds {CONFIG}: give one that "
+            "`fl2fast train` has made"
+        )
+    with _held(os.open(run, os.O_RDONLY), run):
+        yield
+
+
+@contextmanager
+def _held(handle: int, run: Path) -> Iterator[None]:
+    """The system lets go of a dead process's lock, and a renamed folder keeps it."""
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is at {str(run)!r}: wait for it, or choose another folder"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _unwritable(out: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write to {str(out)!r}: {error.strerror or error}")
