@@ -183,8 +183,8 @@ def _explained(run: Path) -> Iterator[list[int]]:
     except Interrupted as error:
         raise Interrupted(f"stopped; {left()}") from error
     except Diverged as error:
-        last = f"round {kept[-1]} of {run} is the last good one"
-        raise Diverged(error.seeds, left=last) from error
+        last = f"round {kept[-1]} of {run} was the last good one" if kept[-1] else "none was good"
+        raise Diverged(error.seeds, left=f"{last}; try a smaller --lr") from error
     except OSError as error:
         raise UsageError(
             f"cannot write to {str(run)!r} ({error.strerror or error}); {left()}, once there is "

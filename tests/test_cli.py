@@ -50,7 +50,7 @@ def test_train_writes_a_whole_run_folder(tmp_path: Path, sizes: Path, capsys) ->
     assert {p.name for p in out.iterdir()} == {
         *("config.json", "env.json", "partition.json", "metrics.jsonl", "timing.jsonl"),
         *("summary.json", "model.safetensors", "curves.png", "partition.png"),
-        *("diagnostics.jsonl", "diagnostics.png", "confusion.json"),
+        *("diagnostics.jsonl", "diagnostics.png", "confusion.json", "checkpoints"),
     }
     metrics = rows(out / "metrics.jsonl")
     assert [(row["round"], row["seed"]) for row in metrics] == [(1, 3), (1, 4), (2, 3), (2, 4)]
@@ -131,7 +131,7 @@ def test_the_flags_are_these_and_no_others() -> None:
     )
     names += "batch-size server-batch-size pretrain lr rho schedule seed seeds device dtype "
     names += "lowering compile precision augment chunk encoder eval-every "
-    names += "data-dir out preset config dry-run"
+    names += "data-dir out preset config resume dry-run"
     assert [option.opts[0] for option in train_command.params] == [f"--{n}" for n in names.split()]
 
 
@@ -220,12 +220,13 @@ def test_a_preset_in_the_file_yields_to_the_flag(tmp_path: Path, capsys) -> None
     assert dry_run(capsys, "--config", config, "--preset", "quick")["model"] == "cnn"
 
 
-def test_a_diverged_run_records_null_not_nan(tmp_path: Path, sizes: Path) -> None:
+def test_a_diverged_run_exits_with_three(tmp_path: Path, sizes: Path, capsys) -> None:
     out = tmp_path / "run"
-    assert call("train", *TINY, "--lr", "1e30", "--config", sizes, "--out", out) == 0
-    last = rows(out / "metrics.jsonl")[-1]
-    assert last["test_loss"] is None
-    assert "NaN" not in (out / "metrics.jsonl").read_text()
+    assert call("train", *TINY, "--lr", "1e30", "--config", sizes, "--out", out) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("fl2fast: seed 0 diverged in round 0: the server's weights")
+    assert (out / "metrics.jsonl").read_text() == ""
+    assert not (out / "summary.json").exists()
 
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path, sizes: Path, capsys) -> None:
