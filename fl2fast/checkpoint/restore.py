@@ -156,8 +156,10 @@ def _placed(tensors: Tensors, shapes: dict[str, torch.Size], like: Tensor, whose
 
 
 def _check_sound(world: World, federation: Federation, keys: set[Key]) -> None:
-    """What a run never writes: strangers, and numbers that are none."""
+    """What a run never writes: rounds too many, strangers, and numbers that are none."""
     e = world.experiment
+    if federation.round > e.rounds:
+        raise UsageError(f"the checkpoint is of round {federation.round}, but there are {e.rounds}")
     strangers = {seed for seed, _ in keys} | federation.frozen
     strangers -= set(e.seed_list)
     if strangers or any(client >= e.clients for _, client in keys):
