@@ -114,6 +114,28 @@ def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(
     assert contents(run) == contents(whole)
 
 
+def test_what_two_checkpoints_rest_on_has_a_copy(small_digits: str, tmp_path: Path) -> None:
+    """A bad byte there costs nothing: the copy takes the file's place."""
+    run = tmp_path / "run"
+    settings = TINY | {"dataset": small_digits, "cohort": 1, "rounds": 6}
+    with pytest.raises(Interrupted):
+        fl2fast.train(fl2fast.experiment(**settings), run, on_round=Stopper(5))
+    newest, before = manifest_of(run, 5), manifest_of(run, 4)
+    shared = sorted({*newest.files} & {*before.files})
+    assert shared
+    path = run / FOLDER / shared[0]
+    original = path.read_bytes()
+    flip(path, 200, 8)
+    warned: list[str] = []
+    checkpoint = newest_whole(run, warned.append)
+    assert checkpoint is not None
+    assert checkpoint.manifest == newest
+    (said,) = warned
+    assert f"{path.name} does not match its checksum" in said
+    assert "copy is whole" in said
+    assert path.read_bytes() == original
+
+
 def test_a_row_that_was_changed_is_found(run: Path) -> None:
     rows = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(rows[0] + rows[1] + rows[2].replace(b"lr", b"LR"))

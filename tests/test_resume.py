@@ -114,7 +114,11 @@ def test_only_clients_that_trained_have_a_file(stopped: Path) -> None:
     met = {client for line in lines for client in json.loads(line)["clients"]}
     assert {client for _, client in checkpoint.manifest.clients} == met
     named = {name for m in checkpoint.manifests for name in (m.name, *m.files)}
-    assert {path.name for path in (stopped / FOLDER).iterdir()} == named
+    there = {path.name for path in (stopped / FOLDER).iterdir()}
+    copies = {name for m in checkpoint.manifests for name in m.copies} & there
+    assert there == named | copies
+    shared = set.intersection(*(set(m.files) for m in checkpoint.manifests[:2]))
+    assert {name.replace(".copy", "") for name in copies} >= shared
 
 
 def test_the_last_ones_and_the_best_are_kept(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ class Stored(NamedTuple):
     def of(content: bytes) -> "Stored":
         return Stored(len(content), hashlib.sha256(content).hexdigest())
 
-    def name(self, stem: str) -> str:
-        return f"{stem}-{self.sha256[:20]}.safetensors"
+    def name(self, stem: str, copy: bool = False) -> str:
+        return f"{stem}-{self.sha256[:20]}{'.copy' * copy}.safetensors"
 
 
 class Progress(NamedTuple):
@@ -63,6 +63,11 @@ class Manifest(NamedTuple):
         """Of tensors, by name."""
         named = {self.server.name(SERVER): self.server}
         return named | {entry.name(client_stem(key)): entry for key, entry in self.clients.items()}
+
+    @property
+    def copies(self) -> set[str]:
+        """Names that copies of the clients' files have, those that are there."""
+        return {entry.name(client_stem(key), copy=True) for key, entry in self.clients.items()}
 
 
 SERVER = "server"

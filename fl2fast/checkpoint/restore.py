@@ -6,6 +6,7 @@ checked before it is used.
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from fl2fast.checkpoint.manifest import (
     decode,
 )
 from fl2fast.checkpoint.writer import FOLDER, Known
+from fl2fast.durable import write_whole
 from fl2fast.engine.visit import probe
 from fl2fast.engine.world import ClientStore, Federation, Finite, Key, ServerState, World
 from fl2fast.errors import UsageError
@@ -55,7 +57,7 @@ def newest_whole(run: Path, warn: Callable[[str], object]) -> Checkpoint | None:
         try:
             manifest = _read_manifest(path)
             if whole is None:
-                whole = _load(run, manifest)
+                whole = _load(run, manifest, warn)
             manifests.append(manifest)
         except Damaged as error:
             warn(f"checkpoint {path.stem} of {str(run)!r} is damaged: {error}")
@@ -76,20 +78,34 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _load(run: Path, manifest: Manifest) -> Checkpoint:
+def _load(run: Path, manifest: Manifest, warn: Callable[[str], object]) -> Checkpoint:
     for name, cursor in manifest.journals.items():
         journal.check(run / name, cursor)
     folder = run / FOLDER
+    server = _read_tensors(folder, manifest.server, manifest.server.name(SERVER))
     clients = {
-        key: _read_tensors(folder, stored, client_stem(key))
+        key: _read_client(folder, stored, client_stem(key), warn)
         for key, stored in manifest.clients.items()
     }
-    server = _read_tensors(folder, manifest.server, SERVER)
     return Checkpoint(manifest, server, clients, [])
 
 
-def _read_tensors(folder: Path, stored: Stored, stem: str) -> Tensors:
-    name = stored.name(stem)
+def _read_client(folder: Path, stored: Stored, stem: str, warn: Callable[[str], object]) -> Tensors:
+    """A client's file, or what its copy says, which then takes its place."""
+    name, copy = (stored.name(stem, copy=is_copy) for is_copy in (False, True))
+    try:
+        return _read_tensors(folder, stored, name)
+    except Damaged as error:
+        tensors = _read_tensors(folder, stored, copy) if (folder / copy).exists() else None
+        if tensors is None:
+            raise
+        warn(f"{error} in {str(folder)!r}: its copy is whole and takes its place")
+        with suppress(OSError):  # it can be read: the run goes on
+            write_whole(folder / name, (folder / copy).read_bytes())
+        return tensors
+
+
+def _read_tensors(folder: Path, stored: Stored, name: str) -> Tensors:
     content = _read(folder / name, stored.size)
     if len(content) != stored.size or hashlib.sha256(content).hexdigest() != stored.sha256:
         raise Damaged(f"{name} does not match its checksum")

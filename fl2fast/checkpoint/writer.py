@@ -2,8 +2,9 @@
 
 A federation never changes (see engine.world), so handing it over is the snapshot; a thread copies
 it from the device, encodes and writes it while the next round trains. A client's file is written
-again only when the client has trained again. A checkpoint exists once its manifest bears its name,
-and that comes last.
+again only when the client has trained again; once a second checkpoint rests on it, it gets a copy,
+lest one bad byte spoil both. A checkpoint exists once its manifest bears its name, and that comes
+last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,10 +111,13 @@ class Writer:
         def files() -> Iterator[tuple[str, bytes]]:
             yield server.name(SERVER), content
             for key, kept in held_by_clients(federation.store).items():
-                if key not in self._known or not _is_same(self._known[key][0], kept):
+                before, stored = self._known.get(key, ((None, None), server))
+                if not _is_same(before, kept):
                     own = to_bytes(client_tensors(kept))
                     fresh[key] = kept, Stored.of(own)
                     yield fresh[key][1].name(client_stem(key)), own
+                elif not (copy := self._folder / stored.name(client_stem(key), copy=True)).exists():
+                    yield copy.name, to_bytes(client_tensors(kept))
 
         write_all(self._folder, files())
         write_all(self._run, snapshot.files.items())
@@ -144,7 +148,9 @@ class Writer:
             round: m for round, m in self._manifests.items() if round in last or m is best
         }
         names = {manifest.name for manifest in self._manifests.values()}
-        names.update(*(manifest.files for manifest in self._manifests.values()))
+        names.update(
+            *({*manifest.files, *manifest.copies} for manifest in self._manifests.values())
+        )
         others = [path for path in self._folder.iterdir() if path.name not in names]
         for path in sorted(others, key=lambda path: not MANIFEST_NAME.fullmatch(path.name)):
             path.unlink(missing_ok=True)

@@ -1,0 +1,281 @@
+"""Kill federations at any moment, resume them, compare: python -m benchmarks.kills [--kills N]
+
+Every trial is a process of its own that SIGKILL ends at a keyed moment: half of them at a time
+drawn over the whole run, from before its folder exists until after its last round, half while a
+file of a checkpoint is being written. It is then resumed to its end. Weights, rows, diagnostics,
+settings and the last checkpoint must have the bytes of a run that nobody killed. Exit code 1 if one
+trial is off.
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from benchmarks.harness import write_record
+from fl2fast.checkpoint.manifest import Manifest
+from fl2fast.checkpoint.restore import newest_whole
+from fl2fast.checkpoint.writer import FOLDER
+from fl2fast.data import streetdigits
+from fl2fast.durable import SCRATCH
+
+METHODS: dict[str, dict[str, Any]] = {
+    "flfl": {},
+    "semifl": {},
+    "fedmatch": {"confidence": 0.2, "helper_every": 2},
+}
+LOWERINGS = ("loop", "grouped")
+PARTITIONS = ("iid", "dirichlet:0.5")
+SETTINGS: dict[str, Any] = {
+    "labels": 20,
+    "clients": 6,
+    "cohort": 3,
+    "rounds": 6,
+    "epochs": 1,
+    "pretrain": 1,
+    "batch_size": 16,
+    "seeds": 2,
+    "sure": 0.3,
+    "model": "cnn",
+    "augment": "torch",
+}
+LIMIT = 120.0  # seconds that a run may take
+# what says when, on what and how fast
+OF_THE_CLOCK = {"timing.jsonl", "summary.json", "env.json", "events.jsonl", FOLDER}
+
+
+class Kind(NamedTuple):
+    method: str
+    lowering: str
+    partition: str
+
+    def write(self, folder: Path, dataset: Path) -> Path:
+        """The settings as a file."""
+        settings = SETTINGS | {"dataset": str(dataset), **self._asdict()}
+        settings["server_lowering"] = self.lowering
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+        lines += ["[options]", *(f"{n} = {v}" for n, v in METHODS[self.method].items())]
+        path = folder / f"{'-'.join(self).replace(':', '')}.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+
+class Trial(NamedTuple):
+    number: int
+    kind: Kind
+    writing: bool  # killed while a checkpoint is written, else at any time
+    share: float  # of the run's time, or of its checkpoints
+
+
+def run_command(words: list[str]) -> None:
+    """One `fl2fast` command in this process, silent."""
+    import torch
+
+    from fl2fast.cli.main import main
+
+    torch.set_num_threads(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    main(words)
+
+
+def start(words: list[str]) -> Any:
+    """A process forked from one that has imported everything: real, and quick to start."""
+    process = multiprocessing.get_context("forkserver").Process(target=run_command, args=(words,))
+    process.start()
+    return process
+
+
+def finish(words: list[str]) -> int | None:
+    """Run a command to its end: its exit code."""
+    process = start(words)
+    process.join(LIMIT)
+    if process.is_alive():
+        process.kill()
+    process.join()
+    return process.exitcode
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.iterdir() if path.name not in OF_THE_CLOCK}
+
+
+def last_checkpoint(run: Path) -> Manifest | None:
+    """All of it but the clock's; None: it is damaged, or not there."""
+    warned: list[str] = []
+    checkpoint = newest_whole(run, warned.append)
+    if checkpoint is None or warned:
+        return None
+    journals = {n: c for n, c in checkpoint.manifest.journals.items() if n != "timing.jsonl"}
+    return checkpoint.manifest._replace(journals=journals, progress=None)  # type: ignore[arg-type]
+
+
+def kill(trial: Trial, process: Any, run: Path, seconds: float) -> None:
+    """Wait for the trial's moment and kill; the process may be faster."""
+    begun, target = time.perf_counter(), trial.share * seconds
+    checkpoints, seen, was_writing = run / FOLDER, 0, False
+    while process.is_alive() and time.perf_counter() - begun < LIMIT:
+        if trial.writing:
+            writing = any(name.endswith(SCRATCH) for name in _names(checkpoints))
+            seen += writing and not was_writing
+            was_writing = writing
+            if writing and seen > trial.share * SETTINGS["rounds"]:
+                break
+        elif time.perf_counter() - begun >= target:
+            break
+        else:
+            time.sleep(0.0005)
+    process.kill()
+    process.join()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def stage(run: Path, exit_code: int | None) -> str:
+    """How far a killed run had come."""
+    if exit_code != -signal.SIGKILL:
+        return "not killed: it was faster"
+    if not run.is_dir():
+        return "before its folder"
+    if any(name.endswith(SCRATCH) for name in _names(run / FOLDER)):
+        return "while a checkpoint was written"
+    rounds = [name for name in _names(run / FOLDER) if name.startswith("round-")]
+    if not rounds:
+        return "before its first checkpoint"
+    done = max(int(name.removeprefix("round-").removesuffix(".json")) for name in rounds)
+    return "between rounds" if done < SETTINGS["rounds"] else "after its last round"
+
+
+def attempt(trial: Trial, config: Path, whole: Path, seconds: float) -> dict[str, Any]:
+    """Kill, resume, compare; the folder goes away if all is well."""
+    run = config.parent / f"trial-{trial.number}"
+    words = ["train", "--config", str(config), "--resume", "auto", "--out", str(run)]
+    process = start(words)
+    kill(trial, process, run, seconds)
+    killed = stage(run, process.exitcode)
+    code = finish(words)
+    wrong = [] if code == 0 else [f"exit code {code}"]
+    if not wrong:
+        ours, theirs = contents(run), contents(whole)
+        wrong = sorted(n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n))
+        if last_checkpoint(run) is None or last_checkpoint(run) != last_checkpoint(whole):
+            wrong.append("last checkpoint")
+    if not wrong:
+        shutil.rmtree(run)
+    return {**trial._asdict(), "kind": " ".join(trial.kind), "killed": killed, "wrong": wrong}
+
+
+def trials(seed: int) -> Iterator[Trial]:
+    """Without end: kinds in turn, moments drawn."""
+    draws = np.random.Generator(np.random.Philox(seed))
+    kinds = itertools.cycle(map(Kind._make, itertools.product(METHODS, LOWERINGS, PARTITIONS)))
+    for number, kind in enumerate(kinds):
+        yield Trial(number, kind, number // 12 % 2 == 1, float(draws.uniform(0, 1.05)))
+
+
+@click.command()
+@click.option("--kills", default=120, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--workers", default=2, show_default=True)
+def main(kills: int, seed: int, workers: int) -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "FL2FAST_OFFLINE": "1"}
+    multiprocessing.set_forkserver_preload(["fl2fast.cli.main", "benchmarks.harness"])
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        rows = run_trials(folder, kills, seed, workers)
+    real = [row for row in rows if not row["killed"].startswith("not")]
+    wrong = [row for row in rows if row["wrong"]]
+    for row in wrong:
+        click.echo(f"OFF: {row}")
+    stages = Counter(row["killed"] for row in rows)
+    kinds = Counter(row["kind"] for row in real)
+    for name, count in [*sorted(stages.items()), *sorted(kinds.items())]:
+        click.echo(f"{name:<36}{count:>5}")
+    click.echo(
+        f"{len(real) - len(wrong)} of {len(real)} killed runs ended byte for byte as whole ones"
+    )
+    about = {
+        "kills": len(real),
+        "equal": len(real) - len(wrong),
+        "stages": stages,
+        "kinds": kinds,
+        "settings": SETTINGS,
+        "seed": seed,
+        "seconds": time.perf_counter() - started,
+    }
+    click.echo(f"recorded in {write_record('kills', wrong, **about)}")
+    sys.exit(bool(wrong))
+
+
+def run_trials(folder: Path, kills: int, seed: int, workers: int) -> list[dict[str, Any]]:
+    """Until so many runs were killed; what became of each."""
+    dataset = small_digits(folder / "digits")
+    kinds = [Kind._make(kind) for kind in itertools.product(METHODS, LOWERINGS, PARTITIONS)]
+    configs = {kind: kind.write(folder, dataset) for kind in kinds}
+    truths = {kind: folder / f"truth-{number}" for number, kind in enumerate(kinds)}
+    seconds = {}
+    for kind in kinds:
+        begun = time.perf_counter()
+        words = ["train", "--config", str(configs[kind]), "--out", str(truths[kind])]
+        if finish(words):
+            raise click.ClickException(f"{' '.join(kind)} does not run by itself")
+        seconds[kind] = time.perf_counter() - begun
+        click.echo(f"{' '.join(kind)}: {seconds[kind]:.1f} s")
+    rows: list[dict[str, Any]] = []
+    left, lock = kills, threading.Lock()
+    queue = trials(seed)
+
+    def work() -> None:
+        nonlocal left
+        while True:
+            with lock:
+                if left <= 0:
+                    return
+                left -= 1
+                trial = next(queue)
+            kind = trial.kind
+            row = attempt(trial, configs[kind], truths[kind], seconds[kind])
+            with lock:
+                rows.append(row)
+                left += row["killed"].startswith("not")
+                click.echo(f"{row['number']:>4} {row['kind']}: {row['killed']} {row['wrong']}")
+
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(work) for _ in range(workers)]:
+            done.result()
+    return sorted(rows, key=lambda row: row["number"])
+
+
+def small_digits(folder: Path) -> Path:
+    """streetdigits at half the resolution, as a folder of arrays."""
+    folder.mkdir()
+    for split, num in (("train", 400), ("test", 60)):
+        images, labels = streetdigits.draw(num, 0, split)
+        np.save(folder / f"{split}_images.npy", np.ascontiguousarray(images[:, :, ::2, ::2]))
+        np.save(folder / f"{split}_labels.npy", labels)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
