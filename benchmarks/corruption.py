@@ -3,8 +3,8 @@
 Every try changes one byte, drawn over all bytes of the newest checkpoint's files, its manifest's
 included. It must be noticed and named, and the previous checkpoint be used; or, for the file of a
 client that has not trained since the previous one, its copy. What is used must have the bytes that
-it was written with. Two federations: one whose clients all train in every round, so that checkpoints
-share no file, and one half of whose clients do. Exit code 1 if one try is off.
+it was written with. Two federations: one whose clients all train in every round, so that
+checkpoints share no file, and one half of whose clients do. Exit code 1 if one try is off.
 """
 
 import sys
@@ -42,8 +42,8 @@ def damage(run: Path, manifests: list[Manifest], draws: np.random.Generator) -> 
     named, healed = bool(warned) and path.name in warned[0], path.read_bytes() == original
     path.write_bytes(original)
     used = manifests[0 if shared else 1]
-    right = named and healed == shared and checkpoint is not None and checkpoint.manifest == used
-    return {"file": path.name, "shared": shared, "right": right and _holds(checkpoint)}
+    right = checkpoint is not None and checkpoint.manifest == used and _holds(checkpoint)
+    return {"file": path.name, "shared": shared, "right": right and named and healed == shared}
 
 
 def _holds(checkpoint: Checkpoint) -> bool:

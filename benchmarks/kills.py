@@ -32,6 +32,7 @@ from fl2fast.checkpoint.restore import newest_whole
 from fl2fast.checkpoint.writer import FOLDER
 from fl2fast.data import streetdigits
 from fl2fast.durable import SCRATCH
+from fl2fast.selfcheck import differing
 
 METHODS: dict[str, dict[str, Any]] = {
     "flfl": {},
@@ -54,8 +55,6 @@ SETTINGS: dict[str, Any] = {
     "augment": "torch",
 }
 LIMIT = 120.0  # seconds that a run may take
-# what says when, on what and how fast
-OF_THE_CLOCK = {"timing.jsonl", "summary.json", "env.json", "events.jsonl", FOLDER}
 
 
 class Kind(NamedTuple):
@@ -109,10 +108,6 @@ def finish(words: list[str]) -> int | None:
         process.kill()
     process.join()
     return process.exitcode
-
-
-def contents(run: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in run.iterdir() if path.name not in OF_THE_CLOCK}
 
 
 def last_checkpoint(run: Path) -> Manifest | None:
@@ -176,8 +171,7 @@ def attempt(trial: Trial, config: Path, whole: Path, seconds: float) -> dict[str
     code = finish(words)
     wrong = [] if code == 0 else [f"exit code {code}"]
     if not wrong:
-        ours, theirs = contents(run), contents(whole)
-        wrong = sorted(n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n))
+        wrong = differing(run, whole)
         if last_checkpoint(run) is None or last_checkpoint(run) != last_checkpoint(whole):
             wrong.append("last checkpoint")
     if not wrong:

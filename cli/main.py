@@ -11,6 +11,7 @@ from fl2fast.cli.listing import list_command, show_command
 from fl2fast.cli.plan import plan_command
 from fl2fast.cli.profile import profile_command
 from fl2fast.cli.reproduce import reproduce_command
+from fl2fast.cli.selfcheck import selfcheck_command
 from fl2fast.cli.train import DIVERGED, train_command
 from fl2fast.cli.tune import tune_command
 from fl2fast.cli.verify import verify_command
@@ -32,6 +33,7 @@ fl2fast.add_command(train_command)
 fl2fast.add_command(demo_command)
 fl2fast.add_command(data_command)
 fl2fast.add_command(verify_command)
+fl2fast.add_command(selfcheck_command)
 fl2fast.add_command(plan_command)
 fl2fast.add_command(profile_command)
 fl2fast.add_command(tune_command)

@@ -29,6 +29,7 @@ from fl2fast.run_folder import CONFIG
 from fl2fast.simulate import RoundReport
 
 METRICS, TIMING, DIAGNOSTICS = "metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"
+SETTINGS_FILES = ("env.json", "partition.json", "partition.png")  # and CONFIG
 SUMMARY, CONFUSION = "summary.json", "confusion.json"
 
 

@@ -17,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 from test_cli import call
-from test_resume import TINY, Stopper, contents
+from test_resume import TINY, Stopper
 
 import fl2fast
 from fl2fast import durable
@@ -26,6 +26,7 @@ from fl2fast.checkpoint.restore import newest_whole
 from fl2fast.checkpoint.writer import FOLDER, to_bytes
 from fl2fast.errors import UsageError
 from fl2fast.interrupt import Interrupted
+from fl2fast.selfcheck import contents
 
 
 @pytest.fixture(scope="module")

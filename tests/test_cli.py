@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from fl2fast import selfcheck
 from fl2fast.cli.main import main
 from fl2fast.cli.train import train_command
 from fl2fast.demo import demo
@@ -330,3 +331,22 @@ def test_bench_is_for_a_clone_and_knows_its_suites(
         captured = capsys.readouterr()
         assert expected in captured.err
         assert captured.err.count("\n") == 1
+
+
+def test_selfcheck_proves_equality_and_sees_a_difference(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("selfcheck", "--lowering", "cores", "--method", "semifl") == 0
+    kept = [line for line in capsys.readouterr().out.splitlines() if "byte for byte" in line]
+    assert len(kept) == 2
+    assert call("selfcheck", "--lowering", "nope") == 2
+    resume = selfcheck.resume
+
+    def careless(run: Path) -> None:
+        resume(run)
+        path = run / "metrics.jsonl"
+        path.write_text(path.read_text().replace("null", "0"))
+
+    monkeypatch.setattr(selfcheck, "resume", careless)
+    assert call("selfcheck", "--lowering", "grouped") == 1
+    assert "a run killed and resumed: DIFFERS in metrics.jsonl" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import TINY, Stopper, contents
+from test_resume import TINY, Stopper
 from torch import Tensor
 
 import fl2fast
@@ -20,6 +20,7 @@ from fl2fast.guards import COLLAPSED_TESTS, Diverged, collapsed_since, with_room
 from fl2fast.interrupt import Interrupted
 from fl2fast.methods.flfl import flfl
 from fl2fast.models.network import Network
+from fl2fast.selfcheck import contents
 from fl2fast.simulate import RoundReport
 
 simulate = sys.modules["fl2fast.simulate"]  # the package has a function of that name

@@ -14,6 +14,7 @@ from fl2fast.checkpoint.restore import newest_whole
 from fl2fast.checkpoint.writer import FOLDER
 from fl2fast.errors import UsageError
 from fl2fast.interrupt import Interrupted
+from fl2fast.selfcheck import contents
 from fl2fast.simulate import RoundReport
 
 TINY: dict[str, Any] = {
@@ -34,8 +35,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedmatch": {"confidence": 0.2, "helper_every": 1},
     "fedcon": {"hidden": 8},
 }
-# what says how fast, when and on what a run was made
-OF_THE_CLOCK = {"timing.jsonl", "summary.json", "env.json", "events.jsonl", FOLDER}
 
 
 class Stopper:
@@ -47,10 +46,6 @@ class Stopper:
     def __call__(self, report: RoundReport) -> None:
         if report.round == self.after:
             raise Interrupted
-
-
-def contents(run: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in run.iterdir() if p.name not in OF_THE_CLOCK}
 
 
 def newest(run: Path) -> dict[str, Any]:

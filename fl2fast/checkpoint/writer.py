@@ -147,10 +147,8 @@ class Writer:
         self._manifests = {
             round: m for round, m in self._manifests.items() if round in last or m is best
         }
-        names = {manifest.name for manifest in self._manifests.values()}
-        names.update(
-            *({*manifest.files, *manifest.copies} for manifest in self._manifests.values())
-        )
+        kept = self._manifests.values()
+        names = {name for m in kept for name in (m.name, *m.files, *m.copies)}
         others = [path for path in self._folder.iterdir() if path.name not in names]
         for path in sorted(others, key=lambda path: not MANIFEST_NAME.fullmatch(path.name)):
             path.unlink(missing_ok=True)
