@@ -9,7 +9,8 @@ from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import SETTINGS, TEXTS
 from fl2fast.errors import UsageError
 from fl2fast.experiment import PRESETS
-from fl2fast.methods import METHODS, find_method, method_options, option_choices
+from fl2fast.methods import METHODS, find_method
+from fl2fast.methods.options import method_options, option_choices
 from fl2fast.models.cnn import SmallCNN
 from fl2fast.models.linear import LinearClassifier
 from fl2fast.models.wrn import WideResNet

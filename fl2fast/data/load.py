@@ -12,7 +12,7 @@ from fl2fast.data.arrays import Arrays, read_folder, try_to_cache
 from fl2fast.data.prepare import get
 from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import SETTINGS, TEXTS
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 
 
 def default_data_dir() -> Path:
@@ -53,8 +53,8 @@ def check_dataset(name: str) -> None:
     """Refuse a name that is neither a known dataset nor a folder."""
     if name not in SETTINGS and not os.path.isdir(name):
         raise UsageError(
-            f"unknown dataset {name!r}: choose {', '.join(SETTINGS)}, or give an existing folder "
-            "that holds {train,test}_{images,labels}.npy"
+            f"unknown dataset {brief(name)}: choose {', '.join(SETTINGS)}, or give an existing "
+            "folder that holds {train,test}_{images,labels}.npy"
         )
 
 
