@@ -49,7 +49,7 @@ def entries(kind: str) -> dict[str, str]:
 def describe_method(name: str) -> Description:
     factory = find_method(name)
     text, _, reference = _docstring(factory).partition(REFERENCE)
-    module = _docstring(sys.modules[factory.__module__])
+    module = _docstring(sys.modules.get(getattr(factory, "__module__", "")))
     options = [
         Option(option, default, option_choices(factory, option))
         for option, default in method_options(factory).items()

@@ -67,11 +67,25 @@ def _streetdigits(train_size: int, test_size: int, seed: int) -> Arrays:
     source = hashlib.sha256(Path(streetdigits.__file__).read_bytes()).hexdigest()[:12]
     folder = cache_dir() / f"streetdigits-{source}-{train_size}-{test_size}-{seed}"
     if folder.is_dir():
-        return read_folder(folder)
+        return _read_cached(folder, train_size, test_size)
     train = streetdigits.draw(train_size, seed, "train")
     test = streetdigits.draw(test_size, seed, "test")
     arrays = Arrays(*train, *test)
     try_to_cache(arrays, folder)
+    return arrays
+
+
+def _read_cached(folder: Path, train_size: int, test_size: int) -> Arrays:
+    try:
+        arrays = read_folder(folder)
+        sizes, image = tuple(map(len, arrays[::2])), arrays.train_images.shape[1:]
+        wanted = (train_size, test_size), (3, streetdigits.SIDE, streetdigits.SIDE)
+        if (sizes, image) != wanted or arrays.num_classes > streetdigits.NUM_CLASSES:
+            raise UsageError(f"it holds {sizes} images of {image} in {arrays.num_classes} classes")
+    except UsageError as error:
+        raise UsageError(
+            f"the cached streetdigits in {str(folder)!r} are damaged ({error}): remove that folder"
+        ) from error
     return arrays
 
 
