@@ -14,7 +14,7 @@ from fl2fast.cli.reproduce import reproduce_command
 from fl2fast.cli.train import train_command
 from fl2fast.cli.tune import tune_command
 from fl2fast.cli.verify import verify_command
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, one_line
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,5 +54,5 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _refuse(message: str) -> int:
-    click.echo(f"fl2fast: {' '.join(message.split())}", err=True)
+    click.echo(f"fl2fast: {one_line(message)}", err=True)
     return 2

@@ -1,6 +1,7 @@
 """The one exception a user is meant to read, and how a value fits into its sentence."""
 
-MOST_CHARACTERS = 120
+MOST_CHARACTERS = 120  # of a value
+BEGINNING, END = 600, 300  # characters of a sentence that is too long: it ends with what to do
 
 
 class UsageError(ValueError):
@@ -25,3 +26,15 @@ def brief(value: object) -> str:
     if len(said) <= MOST_CHARACTERS:
         return said
     return f"{said[:MOST_CHARACTERS]}... ({len(said):,} characters)"
+
+
+def one_line(message: str) -> str:
+    """A message on one line of bearable length, with nothing in it that moves a terminal's cursor.
+
+    >>> one_line("no file\\n'\x1b[31mred'")
+    "no file '\\\\x1b[31mred'"
+    """
+    line = " ".join(message.split())
+    if len(line) > BEGINNING + END:
+        line = f"{line[:BEGINNING]} ... {line[-END:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -124,7 +124,11 @@ def _read_archive(path: Path) -> dict[str, np.ndarray]:
         stated = sum(member.file_size for member in members)
         if stated > most:
             raise ValueError(f"it states {stated:,} bytes of arrays, of which {most:,} are allowed")
-        return {m.filename.removesuffix(".npy"): _read_array(archive, m) for m in members}
+        arrays = {m.filename.removesuffix(".npy"): _read_array(archive, m) for m in members}
+    words = [name for name, array in arrays.items() if array.dtype.kind == "U"]
+    if words not in ([], ["config"]):
+        raise ValueError(f"{words[0]!r} holds text")
+    return arrays
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

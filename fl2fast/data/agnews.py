@@ -25,7 +25,7 @@ CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 PER_CLASS = 12_500  # the paper's sample
 OFFICIAL_TRAIN, OFFICIAL_TEST = 120_000, 7_600
 MEGABYTES = 31
-MOST_BYTES, MOST_CHARACTERS = 1 << 30, 5_000  # of a file, and of a text: its words are drawn for
+MOST_BYTES, MOST_CHARACTERS = 1 << 28, 5_000  # of a file, and of a text: its words are drawn for
 
 ADDRESS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 FILES = tuple(
