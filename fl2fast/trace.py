@@ -7,6 +7,7 @@ stated is unpacked afterwards.
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.exists():
+        if not os.path.exists(path):
             raise UsageError(f"trace {str(path)!r} does not exist: give a TRACE.npz")
         try:
-            if not path.is_file():
+            if not os.path.isfile(path):
                 raise ValueError("it is not a regular file")
             self.arrays = _read_archive(path)
             self.config = _read_config(self.arrays.pop("config"))

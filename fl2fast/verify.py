@@ -122,14 +122,20 @@ class _Replay:
         self.image = trace.images("test/x").shape[1:]
         self.cores = Cores(self.net)
         method = METHODS["flfl"](
-            rho=get("rho"), eta=get("eta"), sure=get("tau_f"), w_a=get("w_a"), w_cs=get("w_cs")
+            **{name: float(get(name)) for name in ("rho", "eta", "w_a", "w_cs")},
+            sure=float(get("tau_f")),
         )
         assert method.client is not None
         assert method.server is not None
         self.client, self.server = method.client, method.server
-        self.sgd = SGD(get("momentum"), get("nesterov"), get("weight_decay"), get("clip"))
-        self.lr = get("lr")
-        self.batch_size, self.decay = get("batch"), get("aggregate_momentum")
+        self.sgd = SGD(
+            momentum=float(get("momentum")),
+            nesterov=get("nesterov"),
+            weight_decay=float(get("weight_decay")),
+            clip=float(get("clip")),
+        )
+        self.lr = float(get("lr"))
+        self.batch_size, self.decay = get("batch"), float(get("aggregate_momentum"))
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.dtype)
