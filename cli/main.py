@@ -1,5 +1,6 @@
 """fl2fast: one entry point, one way to fail."""
 
+import io
 import sys
 
 import click
@@ -41,6 +42,8 @@ fl2fast.add_command(show_command)
 
 def main(args: list[str] | None = None) -> None:
     """Run the command; bad input is one sentence on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path need not be text
     try:
         code = fl2fast.main(args, prog_name="fl2fast", standalone_mode=False)
     except UsageError as error:

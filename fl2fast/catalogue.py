@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import SETTINGS, TEXTS
 from fl2fast.errors import UsageError
-from fl2fast.experiment import PRESETS
-from fl2fast.methods import METHODS, find_method
+from fl2fast.experiment import PRESETS, Experiment
+from fl2fast.methods import METHODS, find_method, method_protocol
 from fl2fast.methods.options import method_options, option_choices
 from fl2fast.models.cnn import SmallCNN
 from fl2fast.models.linear import LinearClassifier
 from fl2fast.models.wrn import WideResNet
 
 REFERENCE = "Reference:"
+SETTING_NAMES = Experiment.__dataclass_fields__
 
 
 class Option(NamedTuple):
@@ -55,7 +56,9 @@ def describe_method(name: str) -> Description:
         for option, default in method_options(factory).items()
     ]
     cited = " ".join(reference.split()) or "none given"
-    return Description(name, text.strip(), module, options, cited, getattr(factory, "protocol", {}))
+    return Description(
+        name, text.strip(), module, options, cited, method_protocol(name, SETTING_NAMES)
+    )
 
 
 def _docstring(thing: object) -> str:
