@@ -118,11 +118,12 @@ def run_inside(args: list[str]) -> Outcome:
     finally:
         signal.alarm(0)
     seconds = time.perf_counter() - started
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.detach().getvalue().decode("utf-8", "replace"))  # type: ignore[attr-defined]
-    return Outcome(code, *texts, seconds)
+    return Outcome(code, _written(out), _written(err), seconds)
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    return stream.detach().getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
 
 
 def run_process(args: list[str], scratch: Scratch) -> Outcome:
@@ -145,8 +146,8 @@ def run_process(args: list[str], scratch: Scratch) -> Outcome:
         )
     except subprocess.TimeoutExpired:
         return Outcome(None, "", "it did not end in time", time.perf_counter() - started)
-    texts = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
-    return Outcome(done.returncode, *texts, time.perf_counter() - started)
+    out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+    return Outcome(done.returncode, out, err, time.perf_counter() - started)
 
 
 def judge(

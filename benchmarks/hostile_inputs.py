@@ -54,7 +54,18 @@ class Place(NamedTuple):
 Generator = Callable[[Random, Place], Case]
 
 # A run that turns out to be possible is over in a moment.
-TINY = ("--labels", "6", "--clients", "2", "--cohort", "1", "--rounds", "1", "--epochs", "1")
+TINY: tuple[str, ...] = (
+    "--labels",
+    "6",
+    "--clients",
+    "2",
+    "--cohort",
+    "1",
+    "--rounds",
+    "1",
+    "--epochs",
+    "1",
+)
 TINY += ("--pretrain", "0", "--model", "cnn", "--lowering", "loop", "--augment", "torch")
 REFUSED = (
     *(("--labels", "0"), ("--rounds", "-1"), ("--method", "x"), ("--device", "toaster")),
