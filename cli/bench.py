@@ -31,7 +31,13 @@ def bench_command(suite: str | None, options: tuple[str, ...], as_json: bool) ->
         )
     sys.path.insert(0, str(Path.cwd()))
     for name in (suite,) if suite else SUITES:
-        module = importlib.import_module(f"benchmarks.{name}")
+        try:
+            module = importlib.import_module(f"benchmarks.{name}")
+        except ImportError as error:
+            raise UsageError(
+                f"the benchmarks/ of {str(Path.cwd())!r} cannot be imported ({error}): run this in "
+                "a clone of the repository"
+            ) from error
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             module.main.main(
                 list(options), prog_name=f"fl2fast bench {name}", standalone_mode=False

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from fl2fast.cli.paths import PATH
 from fl2fast.cli.progress import file_progress
 from fl2fast.data import agnews
 from fl2fast.data.load import default_data_dir, fit_images, load
@@ -17,7 +18,7 @@ from fl2fast.rng import MAX_SEED
 
 data_dir_option = click.option(
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of prepared datasets (default: FL2FAST_DATA, else the cache folder).",
 )
 
@@ -68,7 +69,7 @@ def get_command(name: str, data_dir: Path | None) -> None:
 
 @data_command.command("import")
 @click.argument("name")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @data_dir_option
 def import_command(name: str, path: Path, data_dir: Path | None) -> None:
     """Prepare a published dataset from its official files, or arrays, in PATH."""
@@ -79,7 +80,7 @@ def import_command(name: str, path: Path, data_dir: Path | None) -> None:
 
 @data_command.command("show")
 @click.argument("name")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("grid.png"), show_default=True)
+@click.option("--out", type=PATH, default=Path("grid.png"), show_default=True)
 @click.option("--count", type=click.IntRange(1, 64), default=10, show_default=True, help="Images.")
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True)
 @data_dir_option

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from fl2fast.cli.paths import PATH
 from fl2fast.cli.progress import progress
 from fl2fast.demo import demo
 from fl2fast.run_folder import free_folder
 
 
 @click.command("demo")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder; new or empty.")
+@click.option("--out", type=PATH, help="Folder; new or empty.")
 def demo_command(out: Path | None) -> None:
     """Train (FL)^2 and its two bounds on the embedded dataset, three seeds each."""
     out = out or free_folder("demo")

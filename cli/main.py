@@ -1,5 +1,6 @@
 """fl2fast: one entry point, one way to fail."""
 
+import io
 import sys
 
 import click
@@ -15,7 +16,7 @@ from fl2fast.cli.selfcheck import selfcheck_command
 from fl2fast.cli.train import DIVERGED, train_command
 from fl2fast.cli.tune import tune_command
 from fl2fast.cli.verify import verify_command
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, one_line
 from fl2fast.guards import Diverged
 from fl2fast.interrupt import EXIT_CODE
 
@@ -45,6 +46,8 @@ fl2fast.add_command(show_command)
 
 def main(args: list[str] | None = None) -> None:
     """Run the command; bad input is one sentence on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path need not be text
     try:
         code = fl2fast.main(args, prog_name="fl2fast", standalone_mode=False)
     except UsageError as error:
@@ -60,5 +63,5 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _refuse(message: str, code: int = 2) -> int:
-    click.echo(f"fl2fast: {' '.join(message.split())}", err=True)
+    click.echo(f"fl2fast: {one_line(message)}", err=True)
     return code

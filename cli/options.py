@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from fl2fast.cli.paths import PATH, to_path
 from fl2fast.cli.progress import file_progress
 from fl2fast.data.load import default_data_dir
 from fl2fast.data.partition import PARTITION_NAMES
@@ -65,14 +66,10 @@ SETTINGS = (
 )
 SOURCES = (
     click.option("--preset", help=" or ".join(PRESETS) + "; explicit flags win over it."),
-    click.option("--config", type=click.Path(path_type=Path), help="TOML file of settings."),
+    click.option("--config", type=PATH, help="TOML file of settings."),
 )
-data_dir_option = click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Folder of prepared datasets."
-)
-out_option = click.option(
-    "--out", type=click.Path(path_type=Path), help="Run folder; new or empty."
-)
+data_dir_option = click.option("--data-dir", type=PATH, help="Folder of prepared datasets.")
+out_option = click.option("--out", type=PATH, help="Run folder; new or empty.")
 
 
 class Given(NamedTuple):
@@ -115,12 +112,8 @@ def read_given(flags: dict[str, Any]) -> Given:
         flags.get(name) or in_file
         for name, in_file in ((n, given.pop(n, None)) for n in ("preset", "out", "data_dir"))
     )
-    return Given(
-        given,
-        preset,
-        None if out is None else Path(out),
-        None if data_dir is None else Path(data_dir),
-    )
+    out, data_dir = (to_path(str(path)) if path else None for path in (out, data_dir))
+    return Given(given, preset, out, data_dir)
 
 
 def read_flags(flags: dict[str, Any]) -> Asked:

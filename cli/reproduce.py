@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fl2fast.cli.options import Asked, data_dir_option, fetch
+from fl2fast.cli.paths import PATH
 from fl2fast.cli.progress import progress
 from fl2fast.experiment import Experiment
 from fl2fast.reproduce.cells import Cell, choose_cells, find_target, make_cells
@@ -23,7 +24,7 @@ from fl2fast.simulate import RoundReport
 @click.option("--scale", default="paper", show_default=True, help=" or ".join(SCALES) + ".")
 @click.option("--dataset", help="Run the target's cells on another dataset.")
 @click.option("--encoder", help="Of text cells, if other than the paper's bert-base-uncased.")
-@click.option("--out", type=click.Path(path_type=Path), default=DEFAULT_OUT, show_default=True)
+@click.option("--out", type=PATH, default=DEFAULT_OUT, show_default=True)
 @data_dir_option
 @click.option("--device", help="cpu (default), cuda or cuda:N.")
 @click.option("--lowering", help="As in fl2fast train.")

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from fl2fast.cli.paths import PATH
 from fl2fast.models.lowering import LOWERINGS
 from fl2fast.verify import Trace, verify
 
 
 @click.command("verify")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=PATH)
 @click.option("--lowering", type=click.Choice([*LOWERINGS, "all"]), default="all")
 @click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float64")
 def verify_command(trace: Path, lowering: str, dtype: str) -> int:

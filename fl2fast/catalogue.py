@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import SETTINGS, TEXTS
 from fl2fast.errors import UsageError
-from fl2fast.experiment import PRESETS
-from fl2fast.methods import METHODS, find_method, method_options, option_choices
+from fl2fast.experiment import PRESETS, Experiment
+from fl2fast.methods import METHODS, find_method, method_protocol
+from fl2fast.methods.options import method_options, option_choices
 from fl2fast.models.cnn import SmallCNN
 from fl2fast.models.linear import LinearClassifier
 from fl2fast.models.wrn import WideResNet
 
 REFERENCE = "Reference:"
+SETTING_NAMES = Experiment.__dataclass_fields__
 
 
 class Option(NamedTuple):
@@ -48,13 +50,15 @@ def entries(kind: str) -> dict[str, str]:
 def describe_method(name: str) -> Description:
     factory = find_method(name)
     text, _, reference = _docstring(factory).partition(REFERENCE)
-    module = _docstring(sys.modules[factory.__module__])
+    module = _docstring(sys.modules.get(getattr(factory, "__module__", "")))
     options = [
         Option(option, default, option_choices(factory, option))
         for option, default in method_options(factory).items()
     ]
     cited = " ".join(reference.split()) or "none given"
-    return Description(name, text.strip(), module, options, cited, getattr(factory, "protocol", {}))
+    return Description(
+        name, text.strip(), module, options, cited, method_protocol(name, SETTING_NAMES)
+    )
 
 
 def _docstring(thing: object) -> str:

@@ -1,6 +1,7 @@
 """One run, described whole: a frozen record of every choice, with its presets and its checks."""
 
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,12 +15,15 @@ from fl2fast.data.backends import BACKENDS, STRONG
 from fl2fast.data.load import check_dataset
 from fl2fast.data.partition import check_partition
 from fl2fast.data.settings import CIFAR10, SETTINGS, TEXTS, Settings, pretrain_calls
-from fl2fast.errors import UsageError
-from fl2fast.methods import check_options, find_method, make_method, method_options
+from fl2fast.data.streetdigits import MOST_IMAGES
+from fl2fast.errors import UsageError, brief
+from fl2fast.methods import find_method, make_method, method_protocol
 from fl2fast.methods.method import Method
+from fl2fast.methods.options import check_options, method_options
 from fl2fast.models import find_model
 from fl2fast.models.execution import PRECISIONS
 from fl2fast.models.lowering import LOWERINGS
+from fl2fast.reading import read_small
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -171,37 +175,41 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sbn_weight": ("per_batch", "per_sample"),
 }
 
-# (smallest, largest) value; None: no limit.
-_RANGES: dict[str, tuple[float, float | None]] = {
-    "labels": (1, None),
-    "clients": (1, None),
-    "cohort": (1, None),
-    "rounds": (1, None),
-    "epochs": (1, None),
-    "server_epochs": (0, None),
-    "batch_size": (1, None),
-    "server_batch_size": (1, None),
-    "pretrain": (0, None),
-    "lr": (0, None),
-    "rho": (0, None),
+# (smallest, largest) value. The largest is beyond any use, and can still be computed with.
+_MOST_ROWS, _MOST_ROUNDS, _MOST_EPOCHS, _MOST_BATCH = 100_000_000, 1_000_000, 10_000, 65_536
+_FLOAT32 = 3e38
+_RANGES: dict[str, tuple[float, float]] = {
+    "labels": (1, _MOST_ROWS),
+    "clients": (1, 1_000_000),
+    "cohort": (1, 1_000_000),
+    "rounds": (1, _MOST_ROUNDS),
+    "epochs": (1, _MOST_EPOCHS),
+    "server_epochs": (0, _MOST_EPOCHS),
+    "batch_size": (1, _MOST_BATCH),
+    "server_batch_size": (1, _MOST_BATCH),
+    "pretrain": (0, _MOST_ROUNDS),
+    "lr": (0, _FLOAT32),
+    "rho": (0, _FLOAT32),
     "seed": (0, rng.MAX_SEED),
     "seeds": (1, 4096),
     "crop": (0, 0.5),
-    "chunk": (0, None),
-    "eval_every": (1, None),
-    "checkpoint_every": (0, None),
-    "checkpoints": (1, None),
+    "chunk": (0, 1_000_000),
+    "eval_every": (1, _MOST_ROUNDS),
+    "checkpoint_every": (0, _MOST_ROUNDS),
+    "checkpoints": (1, _MOST_ROUNDS),
     "momentum": (0, 1),
-    "weight_decay": (0, None),
-    "clip": (0, None),
+    "weight_decay": (0, _FLOAT32),
+    "clip": (0, _FLOAT32),
     "aggregate_momentum": (0, 1),
     "sure": (0, 1),
-    "sbn_labelled_batch": (1, None),
-    "sbn_unlabelled_batch": (1, None),
-    "train_size": (0, None),
-    "test_size": (0, None),
+    "sbn_labelled_batch": (1, _MOST_BATCH),
+    "sbn_unlabelled_batch": (1, _MOST_BATCH),
+    "train_size": (0, _MOST_ROWS),
+    "test_size": (0, _MOST_ROWS),
     "data_seed": (0, rng.MAX_SEED),
 }
+
+MOST_BYTES, MOST_COLUMNS = 65_536, 1_000  # of a config file, and of a line of TOML
 
 
 _DEFAULTS = {f.name: getattr(Experiment(), f.name) for f in fields(Experiment)}
@@ -218,23 +226,24 @@ def experiment(preset: str | None = None, **given: Any) -> Experiment:
     known = _DEFAULTS
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise UsageError(f"unknown setting {unknown[0]!r}: see fl2fast train --help and README.md")
+        raise UsageError(
+            f"unknown setting {brief(unknown[0])}: see fl2fast train --help and README.md"
+        )
     for name in ("mean", "std"):  # TOML knows lists only
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
-    for name, value in given.items():
-        _check_type(name, value, known[name])
+    given = {name: _of_type(name, value, known[name]) for name, value in given.items()}
     dataset = given.get("dataset", Experiment.dataset)
     settings = SETTINGS.get(dataset, CIFAR10)
     published = dataset in SETTINGS and dataset != "streetdigits"
     preset = preset or ("paper" if published else "quick")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise UsageError(f"unknown preset {preset!r}: choose {' or '.join(PRESETS)}")
+        raise UsageError(f"unknown preset {brief(preset)}: choose {' or '.join(PRESETS)}")
     values = _row(settings, given.get("constants", Experiment.constants))
     values |= PRESETS[preset]
     if dataset in TEXTS:
         values["model"] = settings.model  # a preset's is for images
-    own = getattr(find_method(given.get("method", Experiment.method)), "protocol", {})
+    own = method_protocol(given.get("method", Experiment.method), known)
     values |= own | given
     if "epochs" in given and "server_epochs" not in given:
         values["server_epochs"] = given["epochs"]
@@ -255,18 +264,33 @@ def _row(settings: Settings, constants: str) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a TOML file; names are those of the flags or of `Experiment`'s fields."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = _parse_toml(read_small(path, MOST_BYTES))
     except OSError as error:
-        raise UsageError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"config file {str(path)!r} is not valid TOML: {error}") from error
+        raise UsageError(
+            f"config file {str(path)!r} cannot be read: {error.strerror}; give a TOML file"
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"config file {str(path)!r} is not valid TOML: {error}; correct it"
+        ) from error
     settings = {name.replace("-", "_"): value for name, value in table.items()}
     for name in ("preset", "out", "data_dir"):
         if not isinstance(settings.get(name, ""), str):
             raise UsageError(
-                f"{name} is {settings[name]!r} in {str(path)!r}, but it must be a string"
+                f"{name} is {brief(settings[name])} in {str(path)!r}, but it must be a string"
             )
     return settings
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    """What is no TOML is a ValueError, and so is what would keep the parser busy for long."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > MOST_COLUMNS:
+            raise ValueError(f"line {number} has more than {MOST_COLUMNS:,} characters")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_options(pairs: Sequence[str]) -> dict[str, Any]:
@@ -279,28 +303,28 @@ def read_options(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not (name and equals and text):
-            raise UsageError(f"option {pair!r} is not NAME=VALUE, such as beta=0.75")
+            raise UsageError(f"option {brief(pair)} is not NAME=VALUE, such as beta=0.75")
         try:
-            options[name] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[name] = text
+            table = _parse_toml(f"value = {text}")
+        except ValueError:
+            table = {}
+        options[name] = table["value"] if table.keys() == {"value"} else text
     return options
 
 
 def check(made: Experiment) -> None:
     """Refuse, in one sentence, what can be known to be wrong before any data is read."""
     for name, default in _DEFAULTS.items():
-        _check_type(name, getattr(made, name), default)
-    check_options(made.method, made.options, set(_DEFAULTS))
-    made.make_method()
+        _of_type(name, getattr(made, name), default)
     for name, choices in _CHOICES.items():
         if (value := getattr(made, name)) not in choices:
-            raise UsageError(f"unknown {name} {value!r}: choose {', '.join(choices)}")
+            raise UsageError(f"unknown {name} {brief(value)}: choose {', '.join(choices)}")
     for name, (low, high) in _RANGES.items():
         value = getattr(made, name)
-        if not math.isfinite(value) or value < low or (high is not None and value > high):
-            limit = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise UsageError(f"{name} is {value}, but it must be {limit}")
+        if not low <= value <= high:  # nor is NaN
+            raise UsageError(f"{name} is {brief(value)}, but it must be from {low} to {high}")
+    check_options(made.method, find_method(made.method), made.options, _DEFAULTS)
+    made.make_method()
     if made.cohort > made.clients:
         raise UsageError(
             f"cohort {made.cohort} is larger than the {made.clients} clients: choose at most "
@@ -308,45 +332,48 @@ def check(made: Experiment) -> None:
         )
     if made.seed + made.seeds - 1 > rng.MAX_SEED:
         raise UsageError(f"seeds {made.seed} + {made.seeds} run past {rng.MAX_SEED}: start lower")
-    finite = all(map(math.isfinite, made.mean + made.std)) and all(s > 0 for s in made.std)
-    if not finite or not 0 < len(made.mean) == len(made.std):
+    finite = all(abs(v) <= _FLOAT32 for v in made.mean + made.std)  # NaN is not
+    if not (finite and min(made.std, default=0) > 0 and len(made.mean) == len(made.std)):
         raise UsageError(
-            f"mean {made.mean} and std {made.std} must be equally many finite numbers, with std "
-            "above 0"
+            f"mean {brief(made.mean)} and std {brief(made.std)} must be equally many finite "
+            "numbers, with std above 0"
         )
     check_dataset(made.dataset)
+    if made.dataset == "streetdigits" and max(made.train_size, made.test_size) > MOST_IMAGES:
+        raise UsageError(
+            f"train_size and test_size are {made.train_size} and {made.test_size}, but of "
+            f"streetdigits at most {MOST_IMAGES:,} images are drawn: choose fewer"
+        )
     find_model(made.model)
     if made.dataset in TEXTS and made.model != "linear" and ".py:" not in made.model:
         raise UsageError(
-            f"model {made.model!r} takes images, but {made.dataset} is text whose features are "
-            "ready: use --model linear, or path/to/file.py:factory"
+            f"model {brief(made.model)} takes images, but {made.dataset} is text whose features "
+            "are ready: use --model linear, or path/to/file.py:factory"
         )
     check_partition(made.partition)
     check_device(made.device)
 
 
-def _check_type(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, tuple):
-        fits = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)
-    elif isinstance(default, float):
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-    else:
-        fits = type(value) is type(default)
+def _of_type(name: str, value: Any, default: Any) -> Any:
+    """The value as its field's type: an integer may stand for a number."""
+    if isinstance(default, tuple) and isinstance(value, tuple):
+        return tuple(_of_type(name, v, 0.0) for v in value)
+    if isinstance(default, float) and type(value) is int:
+        return float(value) if abs(value) <= _FLOAT32 else value
+    fits = isinstance(value, float) if isinstance(default, float) else type(value) is type(default)
     if not fits:
         raise UsageError(
-            f"{name} is {value!r}, but it must be of the kind of its default, {default!r}"
+            f"{name} is {brief(value)}, but it must be of the kind of its default, {default!r}"
         )
+    return value
 
 
 def check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device {name!r}: use cpu, cuda or cuda:N") from error
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
+        raise UsageError(f"unknown device {brief(name)}: use cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"device {name!r} is absent: this machine has {torch.cuda.device_count()} CUDA "
             "devices; use --device cpu"
         )
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")

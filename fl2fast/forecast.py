@@ -6,7 +6,6 @@ for a moment; seconds on other devices are a roofline (see `fl2fast.roofline`).
 Shapes: B rows of a batch, C, H, W of an image, P parameters.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -40,6 +39,7 @@ from fl2fast.tune import interleave
 TRIAL_ROWS = 512  # of a timed recalibration pass
 INFER_ROWS = 1024  # of a counted pass with static statistics: a GPU's, see engine.label
 REPEATS = 5
+MOST_GIB = 1_000_000
 INDEX = 8  # bytes of a label
 
 
@@ -299,8 +299,10 @@ def forecast(
 ) -> dict[str, Any]:
     """Operations, memory and seconds of a run; every accepted row of every client is assumed."""
     rows = find_gpus(gpus)
-    if memory_gib is not None and not 0 < memory_gib < math.inf:
-        raise UsageError(f"memory is {memory_gib} GiB, but it must be above 0")
+    if memory_gib is not None and not 0 < memory_gib <= MOST_GIB:
+        raise UsageError(
+            f"memory is {memory_gib} GiB, but it must be above 0 and at most {MOST_GIB:,}"
+        )
     if experiment.device == "cpu":
         keep_freed_memory()  # as a run does
     outline = make_outline(experiment, here=here, say=say)

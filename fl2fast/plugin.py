@@ -1,29 +1,32 @@
 """A function of the user's own, by path/to/file.py:name."""
 
-import importlib.util
+import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
 
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 
 
 def load_function(what: str, name: str) -> Callable[..., Any]:
     """`what` is the word for it in a refusal: model or method."""
     path, _, attribute = name.rpartition(":")
-    if not Path(path).is_file():
-        raise UsageError(f"{what} file {path!r} does not exist: give path/to/file.py:factory")
-    spec = importlib.util.spec_from_file_location(f"fl2fast_user_{what}", path)
+    said = brief(path)
+    if not os.path.isfile(path):
+        raise UsageError(f"{what} file {said} does not exist: give path/to/file.py:factory")
+    loader = SourceFileLoader(f"fl2fast_user_{what}", path)
+    spec = spec_from_loader(loader.name, loader)
     assert spec is not None
-    assert spec.loader is not None
-    source = importlib.util.module_from_spec(spec)
+    source = module_from_spec(spec)
     sys.modules[spec.name] = source  # as an import would: dataclasses look their module up
     try:
-        spec.loader.exec_module(source)
-    except Exception as error:  # the user's own file: whatever it raises is the news
-        raise UsageError(f"{what} file {path!r} cannot be imported: {error!r}") from error
-    factory = getattr(source, attribute, None)
+        # not exec_module, which would leave a __pycache__ beside the file, and believe an old one
+        exec(loader.source_to_code(loader.get_data(path), path), source.__dict__)
+        factory = getattr(source, attribute, None)
+    except (Exception, SystemExit) as error:  # the user's own file: whatever it raises is the news
+        raise UsageError(f"{what} file {said} cannot be imported: {brief(error)}") from error
     if not callable(factory):
-        raise UsageError(f"{what} file {path!r} has no function {attribute!r}: define it there")
+        raise UsageError(f"{what} file {said} has no function {brief(attribute)}: define it there")
     return factory

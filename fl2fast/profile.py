@@ -32,7 +32,7 @@ from fl2fast.engine.auto import make_step
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.round import run_round, warm_up
 from fl2fast.engine.world import Federation, World
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 from fl2fast.evaluate import evaluate
 from fl2fast.experiment import Experiment
 from fl2fast.machine import environment
@@ -47,6 +47,7 @@ from fl2fast.tune import seconds_of
 aten = torch.ops.aten
 # like views, these touch no element
 FREE = (aten._unsafe_view.default, aten.empty.memory_format, aten.new_empty.default)
+MOST_STEPS = 1_000_000
 MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}  # as large as it takes to reach the device's peak
 
 
@@ -209,8 +210,8 @@ def profile(
     say: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Warm up, time a round, and trace the clients' first steps of another one."""
-    if steps < 1:
-        raise UsageError(f"steps is {steps}, but it must be at least 1")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"steps is {brief(steps)}, but it must be from 1 to {MOST_STEPS:,}")
     if experiment.make_method().client is None:
         raise UsageError(
             f"method {experiment.method!r} trains no clients, whose steps are what is profiled: "

@@ -6,6 +6,7 @@ under everything it depends on: device, threads, versions and the caller's shape
 
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
@@ -20,7 +21,9 @@ import torch
 from fl2fast.cache import cache_dir
 from fl2fast.errors import UsageError
 from fl2fast.machine import PACKAGES, device_name, version
+from fl2fast.reading import read_small
 
+MOST_BYTES = 1 << 20  # of a verdict that was kept
 REPEATS = 5
 BUDGET = 15.0  # seconds after which no candidate is called again
 HOPELESS = 2.0  # a candidate that is so many times slower than the best is not called again;
@@ -134,9 +137,10 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 def _recall(path: Path, candidates: Mapping[str, object]) -> dict[str, float] | None:
     try:
-        seconds = json.loads(path.read_text())["seconds"]
-        return {name: float(seconds[name]) for name in candidates if name in seconds} or None
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(read_small(path, MOST_BYTES))["seconds"]
+        seconds = {name: float(kept[name]) for name in candidates if name in kept}
+        return seconds if seconds and all(0 < s < math.inf for s in seconds.values()) else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # not there, or not whole: measure
 
 

@@ -4,21 +4,20 @@ The replay is one chain from the recorded initial state: only batches, rows and 
 trace; every weight, label and statistic is the engine's own.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl2fast.data.arrays import MOST_CLASSES
 from fl2fast.data.plan import LaneBatch, Wave, make_streams
 from fl2fast.engine.cores import Cores, Stream
 from fl2fast.engine.local import train_lanes
 from fl2fast.engine.server import aggregate, aggregation_weights, mean_moments
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 from fl2fast.experiment import DTYPES
 from fl2fast.methods import METHODS
 from fl2fast.methods.method import Batch, PseudoLabels
@@ -27,8 +26,10 @@ from fl2fast.models.layout import Layout
 from fl2fast.models.network import Network, Stats
 from fl2fast.models.wrn import WideResNet
 from fl2fast.optim import SGD
+from fl2fast.trace import Trace
 
 EXACT = 0.0
+LARGEST = 1e30  # of a setting, either way
 NUMBERS = ("rho", "eta", "tau_f", "lr", "momentum", "weight_decay", "clip")
 NUMBERS += ("aggregate_momentum", "w_a", "w_cs")
 # float32 rounding alone flips ReLU units, so that later weights are shown, not judged.
@@ -55,65 +56,6 @@ class Check(NamedTuple):
         return bool(np.isfinite(self.error)) and (
             self.tolerance is None or self.error <= self.tolerance
         )
-
-
-class Trace:
-    """The arrays of one recorded round, and its configuration."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                self.arrays = {name: archive[name] for name in archive.files}
-            self.config: dict[str, Any] = dict(json.loads(str(self.arrays.pop("config"))))
-        except FileNotFoundError as error:
-            raise UsageError(f"trace {str(path)!r} does not exist: give a TRACE.npz") from error
-        except Exception as error:  # a damaged archive fails in a dozen ways; all mean the same
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(
-                f"trace {str(path)!r} is not a whole trace ({reason}): record or copy it again"
-            ) from error
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        try:
-            return self.arrays[name]
-        except KeyError:
-            raise UsageError(
-                f"trace {str(self.path)!r} lacks the array {name!r}: record or copy it again"
-            ) from None
-
-    def setting(self, name: str) -> Any:
-        try:
-            return self.config[name]
-        except KeyError:
-            raise UsageError(
-                f"trace {str(self.path)!r} has no {name!r} in its config: record it again"
-            ) from None
-
-    def row(self, prefix: str, layout: Layout) -> np.ndarray:
-        """The parameter tree under `prefix` as one row [P]; a momentum never used is zero."""
-        if "momentum" in prefix and not any(n.startswith(f"{prefix}/") for n in self.arrays):
-            return np.zeros(layout.width)
-        return np.concatenate(
-            [
-                self.shaped(f"{prefix}/{name}", shape).ravel()
-                for name, shape in zip(layout.names, layout.shapes, strict=True)
-            ]
-        )
-
-    def shaped(self, name: str, shape: torch.Size) -> np.ndarray:
-        if self[name].shape != tuple(shape):
-            raise UsageError(
-                f"trace {str(self.path)!r} has {name!r} of shape {self[name].shape}, but its "
-                f"config means {tuple(shape)}: record it again"
-            )
-        return self[name]
-
-    def count(self, pattern: str) -> int:
-        num = 0
-        while pattern.format(num) in self.arrays:
-            num += 1
-        return num
 
 
 def verify(trace: Trace, lowering: str, dtype: str) -> list[Check]:
@@ -154,34 +96,55 @@ class _Replay:
                 "'flfl' with 'wrn' can be replayed"
             )
         for name in ("depth", "widen", "classes", "clients", "batch"):
-            if type(get(name)) is not int or get(name) < 1:
+            if type(get(name)) is not int or not 1 <= get(name) <= MOST_CLASSES:
                 raise UsageError(
-                    f"trace {str(trace.path)!r} has {name} {get(name)!r} in its config, but it "
-                    "must be a positive integer: record it again"
+                    f"trace {str(trace.path)!r} has {name} {brief(get(name))} in its config, but "
+                    f"it must be an integer from 1 to {MOST_CLASSES}: record it again"
                 )
         for name in NUMBERS:
-            if isinstance(get(name), bool) or not isinstance(get(name), int | float):
+            if type(get(name)) not in (int, float) or not -LARGEST <= get(name) <= LARGEST:
                 raise UsageError(
-                    f"trace {str(trace.path)!r} has {name} {get(name)!r} in its config, but it "
-                    "must be a number: record it again"
+                    f"trace {str(trace.path)!r} has {name} {brief(get(name))} in its config, but "
+                    "it must be a finite number: record it again"
                 )
+        if not isinstance(get("nesterov"), bool):
+            raise UsageError(
+                f"trace {str(trace.path)!r} has nesterov {brief(get('nesterov'))} in its config, "
+                "but it must be true or false: record it again"
+            )
         find_model(f"wrn-{get('depth')}-{get('widen')}")  # refuses a depth that is not 6n+4
         self.trace, self.dtype, self.num_clients = trace, dtype, get("clients")
+        with torch.device("meta"):  # a network must not be made that the trace does not hold
+            outline = WideResNet(get("depth"), get("widen"), get("classes"))
+        trace.row("global0", Layout.of(dict(outline.named_parameters())))
         module = WideResNet(get("depth"), get("widen"), get("classes"))
         self.net = Network.of(module, lowering, torch.zeros((), dtype=dtype))
+        self.image = trace.images("test/x").shape[1:]
         self.cores = Cores(self.net)
         method = METHODS["flfl"](
-            rho=get("rho"), eta=get("eta"), sure=get("tau_f"), w_a=get("w_a"), w_cs=get("w_cs")
+            **{name: float(get(name)) for name in ("rho", "eta", "w_a", "w_cs")},
+            sure=float(get("tau_f")),
         )
         assert method.client is not None
         assert method.server is not None
         self.client, self.server = method.client, method.server
-        self.sgd = SGD(get("momentum"), get("nesterov"), get("weight_decay"), get("clip"))
-        self.lr = get("lr")
-        self.batch_size, self.decay = get("batch"), get("aggregate_momentum")
+        self.sgd = SGD(
+            momentum=float(get("momentum")),
+            nesterov=get("nesterov"),
+            weight_decay=float(get("weight_decay")),
+            clip=float(get("clip")),
+        )
+        self.lr = float(get("lr"))
+        self.batch_size, self.decay = get("batch"), float(get("aggregate_momentum"))
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.dtype)
+
+    def views(self, name: str, num: int | None = None) -> Tensor:
+        """Recorded images, of the trace's one size, as many as they must be."""
+        array = self.trace.images(name)
+        wanted = (len(array) if num is None else num, *self.image)
+        return self.tensor(self.trace.shaped(name, wanted))
 
     def row(self, prefix: str) -> Tensor:
         return self.tensor(self.trace.row(prefix, self.net.layout))[None]
@@ -222,17 +185,17 @@ class _Replay:
         yield from self._compare_tree("server_momentum1", server_SP[0])
         stats1 = self._statistics(global1_SP[0])
         yield from self._compare_statistics("sbn1", stats1)
-        logits = self.net.infer(global1_SP[0], stats1, self.tensor(self.trace["test/x"]))
+        logits = self.net.infer(global1_SP[0], stats1, self.views("test/x"))
         yield "test/logits", logits, self.trace["test/logits"]
 
     def _statistics(self, params_P: Tensor) -> Stats:
         num = self.trace.count("sbn_batch{}")
-        batches = (self.tensor(self.trace[f"sbn_batch{i}"]) for i in range(max(num, 1)))
+        batches = (self.views(f"sbn_batch{i}") for i in range(max(num, 1)))
         with torch.no_grad():
             return mean_moments([(self.net.moments(params_P, x), 1) for x in batches])
 
     def _label(self, params_P: Tensor, stats: Stats) -> tuple[PseudoLabels, list[Tensor]]:
-        weak = [self.tensor(self.trace[f"client{c}/weak"]) for c in range(self.num_clients)]
+        weak = [self.views(f"client{c}/weak") for c in range(self.num_clients)]
         probs = [self.net.infer(params_P, stats, x).softmax(-1) for x in weak]
         size_L = torch.tensor([len(p) for p in probs])
         live_LM = torch.arange(int(size_L.max())) < size_L[:, None]
@@ -250,12 +213,12 @@ class _Replay:
         ]
 
     def _rows(self, c: int, t: int) -> np.ndarray:
-        rows = self.trace[f"client{c}/step{t}/rows"].astype(np.int64)
-        num = len(self.trace[f"client{c}/weak"])
-        if not len(rows) or rows.min() < 0 or rows.max() >= num:
+        name, num = f"client{c}/step{t}/rows", len(self.trace.images(f"client{c}/weak"))
+        rows = self.trace.places(name, num)
+        if len(rows) > self.batch_size:
             raise UsageError(
-                f"trace {str(self.trace.path)!r} names rows in 'client{c}/step{t}/rows' outside "
-                f"that client's {num}: record it again"
+                f"trace {str(self.trace.path)!r} has {len(rows)} rows in {name!r}, but its batches "
+                f"have {self.batch_size}: record it again"
             )
         return rows
 
@@ -265,12 +228,10 @@ class _Replay:
 
     def _batch(self, wave: Wave, labels: PseudoLabels) -> Batch:
         lane, position = torch.from_numpy(wave.lane_G), torch.from_numpy(wave.position_GB)
-        views = torch.zeros(
-            *position.shape, *self.trace["client0/weak"].shape[1:], dtype=self.dtype
-        )
+        views = torch.zeros(*position.shape, *self.image, dtype=self.dtype)
         for g, (c, t) in enumerate(zip(wave.lane_G, wave.epoch_G, strict=True)):
-            strong = self.tensor(self.trace[f"client{c}/step{t}/strong"])
-            views[g, : len(strong)] = strong
+            num = len(self._rows(c, t))
+            views[g, :num] = self.views(f"client{c}/step{t}/strong", num)
         row = None if wave.row_GB is None else torch.from_numpy(wave.row_GB)
         keep = labels.keep_LM[lane[:, None], position]
         keep = keep if row is None else keep & row
@@ -311,8 +272,9 @@ class _Replay:
 
     def _server_batches(self) -> Iterator[Batch]:
         for t in range(self.trace.count("server/step{}/x")):
-            y = torch.from_numpy(self.trace[f"server/step{t}/y"].astype(np.int64))[None]
-            x = self.tensor(self.trace[f"server/step{t}/x"])[None]
+            y_B = self.trace.places(f"server/step{t}/y", self.trace.setting("classes"))
+            y = torch.from_numpy(y_B)[None]
+            x = self.views(f"server/step{t}/x", len(y_B))[None]
             all_rows = torch.ones_like(y, dtype=torch.bool)
             none = torch.zeros_like(all_rows)
             yield Batch(torch.tensor([0]), x, y, None, all_rows, none, "none")
@@ -344,4 +306,5 @@ class _Replay:
                 yield name, ours, self.trace[f"client{c}/{name}"]
             # only accepted rows are trained on, so only there does being sure mean anything
             keep, sure = labels.keep_LM[c, : len(p)], labels.sure_LM[c, : len(p)]
-            yield "sure", sure, self.trace[f"client{c}/sure"] & keep.numpy()
+            recorded = self.trace.shaped(f"client{c}/sure", tuple(keep.shape)).astype(bool)
+            yield "sure", sure, recorded & keep.numpy()

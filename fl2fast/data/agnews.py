@@ -19,12 +19,13 @@ import numpy as np
 from fl2fast import rng
 from fl2fast.data.prepare import Progress, get_files, silent
 from fl2fast.data.published import OfficialFile
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 PER_CLASS = 12_500  # the paper's sample
 OFFICIAL_TRAIN, OFFICIAL_TEST = 120_000, 7_600
 MEGABYTES = 31
+MOST_BYTES, MOST_CHARACTERS = 1 << 28, 5_000  # of a file, and of a text: its words are drawn for
 
 ADDRESS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 FILES = tuple(
@@ -37,7 +38,7 @@ FILES = tuple(
 
 FIRST_CLASS = {"class": 1, "class index": 1, "label": 0}  # by the column's name
 TEXT_COLUMNS = ("text", "description", "ori")
-TITLE_COLUMN, AUGMENTED = "title", re.compile(r"aug_\d+")
+TITLE_COLUMN, AUGMENTED = "title", re.compile(r"aug_[0-9]{1,3}")
 EXPECTED = "rows are class (1 to 4), title, text, or a header names class or label, and text"
 
 
@@ -124,6 +125,8 @@ def _read_file(path: Path, advice: str) -> tuple[list[tuple[str, ...]], np.ndarr
     """Every row's views and labels; what is wrong is said in one sentence."""
     if not os.path.isfile(path):
         raise UsageError(f"{path} is missing: {advice}")
+    if os.path.getsize(path) > MOST_BYTES:
+        raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes: {advice}")
     views, labels = [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -157,6 +160,11 @@ def _rows(cells: Iterator[list[str]], path: Path) -> Iterator[tuple[tuple[str, .
         )
         if not all(views):
             raise UsageError(f"{where} has an empty text: fill it or remove the row")
+        if (longest := max(map(len, views))) > MOST_CHARACTERS:
+            raise UsageError(
+                f"{where} has a text of {longest:,} characters, but at most {MOST_CHARACTERS:,} "
+                "are read: shorten it"
+            )
         yield views, _label(row[columns.label], columns.first_class, where)
 
 
@@ -182,8 +190,8 @@ def _label(cell: str, first_class: int, where: str) -> int:
     allowed = [str(first_class + index) for index in range(len(CLASSES))]
     if cell.strip() not in allowed:
         raise UsageError(
-            f"{where} has the class {cell!r}, but it must be {', '.join(allowed)} ({EXPECTED}): "
-            "correct it"
+            f"{where} has the class {brief(cell)}, but it must be {', '.join(allowed)} "
+            f"({EXPECTED}): correct it"
         )
     return allowed.index(cell.strip())
 

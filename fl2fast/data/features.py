@@ -19,6 +19,7 @@ from fl2fast.data import agnews, text_augment
 from fl2fast.data import encoder as encoding
 from fl2fast.data.agnews import Texts
 from fl2fast.data.arrays import try_to_cache
+from fl2fast.data.npy import map_npy
 from fl2fast.errors import UsageError
 
 Say = Callable[[str], object]
@@ -53,7 +54,7 @@ def text_features(texts: Texts, encoder: str, data_seed: int, say: Say) -> Featu
     augmentation = "stored" if stored else f"{text_augment.RECIPE}, seed {data_seed}"
     folder = cache_dir() / f"agnews-{_key(texts, encoding.fingerprint(weights), augmentation)}"
     if folder.is_dir():
-        return _read_cached(folder)
+        return _read_cached(folder, texts)
     features = _make(texts, weights, encoder, data_seed, say)
     try_to_cache(features, folder)
     return features
@@ -98,12 +99,21 @@ def _key(texts: Texts, weights: str, augmentation: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _read_cached(folder: Path) -> Features:
+def _read_cached(folder: Path, texts: Texts) -> Features:
     try:
-        # Copy-on-write: torch wants writable memory, the files stay as they are.
-        names = Features._fields
-        return Features(*(np.load(folder / f"{name}.npy", mmap_mode="c") for name in names))
-    except (ValueError, EOFError, OSError) as error:
+        made = Features(*(map_npy(folder / f"{name}.npy") for name in Features._fields))
+        train, test = made.train_NVF, made.test_NF
+        same = (made.train_labels, texts.train_labels), (made.test_labels, texts.test_labels)
+        whole = all(np.array_equal(cached, own) for cached, own in same)
+        whole &= train.ndim == 3 and len(train) == len(texts.train_labels) and train.shape[1] > 1
+        whole &= test.ndim == 2 and len(test) == len(texts.test_labels)
+        if not whole or train.shape[-1] != test.shape[-1] or not train.shape[-1]:
+            raise ValueError("they are not of these texts")
+        for array in (train, test):
+            if array.dtype != np.float32 or not np.isfinite(array).all():
+                raise ValueError("they are not finite numbers in float32")
+        return made
+    except (ValueError, OSError) as error:
         raise UsageError(
             f"the cached features in {str(folder)!r} are damaged ({error}): remove that folder"
         ) from error

@@ -12,7 +12,7 @@ from fl2fast.data.arrays import Arrays, read_folder, try_to_cache
 from fl2fast.data.prepare import get
 from fl2fast.data.published import PUBLISHED
 from fl2fast.data.settings import SETTINGS, TEXTS
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 
 
 def default_data_dir() -> Path:
@@ -53,8 +53,8 @@ def check_dataset(name: str) -> None:
     """Refuse a name that is neither a known dataset nor a folder."""
     if name not in SETTINGS and not os.path.isdir(name):
         raise UsageError(
-            f"unknown dataset {name!r}: choose {', '.join(SETTINGS)}, or give an existing folder "
-            "that holds {train,test}_{images,labels}.npy"
+            f"unknown dataset {brief(name)}: choose {', '.join(SETTINGS)}, or give an existing "
+            "folder that holds {train,test}_{images,labels}.npy"
         )
 
 
@@ -67,11 +67,25 @@ def _streetdigits(train_size: int, test_size: int, seed: int) -> Arrays:
     source = hashlib.sha256(Path(streetdigits.__file__).read_bytes()).hexdigest()[:12]
     folder = cache_dir() / f"streetdigits-{source}-{train_size}-{test_size}-{seed}"
     if folder.is_dir():
-        return read_folder(folder)
+        return _read_cached(folder, train_size, test_size)
     train = streetdigits.draw(train_size, seed, "train")
     test = streetdigits.draw(test_size, seed, "test")
     arrays = Arrays(*train, *test)
     try_to_cache(arrays, folder)
+    return arrays
+
+
+def _read_cached(folder: Path, train_size: int, test_size: int) -> Arrays:
+    try:
+        arrays = read_folder(folder)
+        sizes, image = tuple(map(len, arrays[::2])), arrays.train_images.shape[1:]
+        wanted = (train_size, test_size), (3, streetdigits.SIDE, streetdigits.SIDE)
+        if (sizes, image) != wanted or arrays.num_classes > streetdigits.NUM_CLASSES:
+            raise UsageError(f"it holds {sizes} images of {image} in {arrays.num_classes} classes")
+    except UsageError as error:
+        raise UsageError(
+            f"the cached streetdigits in {str(folder)!r} are damaged ({error}): remove that folder"
+        ) from error
     return arrays
 
 

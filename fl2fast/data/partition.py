@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fl2fast import rng
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 
 MIN_DIRICHLET_ROWS = 10
 MAX_DIRICHLET_DRAWS = 1000
 MAX_DIRICHLET_SECONDS = 20.0
+MOST_SHARDS = 1_000_000
 
 PARTITION_NAMES = "iid, dirichlet:ALPHA (such as dirichlet:0.3) or shards:S (such as shards:2)"
 
@@ -56,14 +57,15 @@ def _parse(text: str) -> tuple[str, float]:
     try:
         if kind == "iid" and not value:
             return kind, 0.0
-        if kind == "dirichlet" and math.isfinite(float(value)) and float(value) > 0:
+        if kind == "dirichlet" and 0 < float(value) < math.inf:
             return kind, float(value)
-        if kind == "shards" and int(value) > 0:
+        if kind == "shards" and 0 < int(value) <= MOST_SHARDS:
             return kind, int(value)
     except ValueError:
         pass
     raise UsageError(
-        f"partition {text!r} is not one of {PARTITION_NAMES}; ALPHA and S must be above 0"
+        f"partition {brief(text)} is not one of {PARTITION_NAMES}; ALPHA and S must be above 0, S "
+        f"at most {MOST_SHARDS:,}"
     )
 
 

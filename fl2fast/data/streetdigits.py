@@ -16,6 +16,7 @@ from fl2fast import rng
 SIDE = 32
 NUM_CLASSES = 10
 TRAIN_SIZE, TEST_SIZE = 20_000, 4_000  # unless others are asked for
+MOST_IMAGES = 1_000_000  # 3 GB
 SPLITS = ("train", "test")
 BLOCK = 250  # Images that share a generator; a request is the start of a row of whole blocks.
 

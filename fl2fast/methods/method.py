@@ -200,7 +200,7 @@ class Limits(NamedTuple):
 
 
 # Of a method's options: `beta: Positive = 0.75`. A number without limits must be finite.
-Count = Annotated[int, Limits(1)]
+Count = Annotated[int, Limits(1, 65_536)]
 Weight = Annotated[float, Limits(0)]
 Positive = Annotated[float, Limits(1e-3)]
 Share = Annotated[float, Limits(0, 1)]

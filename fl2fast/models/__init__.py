@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 from fl2fast.models.cnn import SmallCNN
 from fl2fast.models.linear import LinearClassifier
 from fl2fast.models.wrn import WideResNet
@@ -16,6 +16,8 @@ from fl2fast.plugin import load_function
 MODEL_NAMES = (
     "cnn, linear, wrn-DEPTH-WIDTH with DEPTH = 6n+4 (such as wrn-28-2), or path/to/file.py:factory"
 )
+
+MOST_DEPTH, MOST_WIDTH = 124, 16  # of a WideResNet: half a billion parameters
 
 Factory = Callable[[int], nn.Module]
 
@@ -28,16 +30,17 @@ def find_model(name: str, input_shape: tuple[int, ...] = (3, 32, 32)) -> Factory
         return SmallCNN
     if name == "linear":
         return lambda num_classes: LinearClassifier(math.prod(input_shape), num_classes)
-    match = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    match = re.fullmatch(r"wrn-([0-9]{1,9})-([0-9]{1,9})", name)
     if match is None:
-        raise UsageError(f"unknown model {name!r}: choose {MODEL_NAMES}")
+        raise UsageError(f"unknown model {brief(name)}: choose {MODEL_NAMES}")
     depth, widen = int(match[1]), int(match[2])
-    if depth < 10 or (depth - 4) % 6:
+    if not 10 <= depth <= MOST_DEPTH or (depth - 4) % 6:
         raise UsageError(
-            f"model {name!r} has depth {depth}, but a WideResNet's is 6n+4: 10, 16, 22, 28, ..."
+            f"model {name!r} has depth {depth}, but a WideResNet's is 6n+4: 10, 16, 22, 28, ..., "
+            f"{MOST_DEPTH}"
         )
-    if widen < 1:
-        raise UsageError(f"model {name!r} has width {widen}, but it must be at least 1")
+    if not 1 <= widen <= MOST_WIDTH:
+        raise UsageError(f"model {name!r} has width {widen}, but it must be from 1 to {MOST_WIDTH}")
     return lambda num_classes: WideResNet(depth, widen, num_classes)
 
 

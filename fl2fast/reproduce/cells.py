@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fl2fast.data.load import check_dataset
 from fl2fast.data.settings import TEXTS
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 from fl2fast.reproduce.scales import settings
 
 
@@ -77,7 +77,7 @@ def make_cells(
 ) -> list[Cell]:
     """Every cell of a target; on another dataset nothing published stands beside them."""
     if seeds < 1:
-        raise UsageError(f"seeds is {seeds}, but it must be at least 1")
+        raise UsageError(f"seeds is {brief(seeds)}, but it must be at least 1")
     if dataset is not None:
         check_dataset(dataset)
     made: dict[tuple[str, str], Cell] = {}

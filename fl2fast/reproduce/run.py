@@ -13,11 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl2fast.errors import UsageError
+from fl2fast.errors import UsageError, brief
 from fl2fast.experiment import EXECUTION, Experiment, experiment
+from fl2fast.reading import read_small
 from fl2fast.reproduce.cells import Cell
 from fl2fast.simulate import RoundReport
 from fl2fast.train import resume, train
+
+MOST_JSON, MOST_METRICS = 1 << 24, 1 << 30  # bytes of a file of a cell
+DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # as JSON can be
 
 DEFAULT_OUT = Path("runs/reproduce")
 
@@ -46,9 +50,18 @@ def read_result(cell: Cell, out: Path) -> Result | None:
     summary, config = _read_json(folder / "summary.json"), _read_json(folder / "config.json")
     if summary is None or config is None or not _same(cell, config):
         return None
-    accuracy = [seed["test_accuracy_last"] for seed in summary["seeds"]]
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return Result(accuracy, [json.loads(line) for line in lines])
+    try:
+        accuracy = [float(seed["test_accuracy_last"]) for seed in summary["seeds"]]
+        lines = read_small(folder / "metrics.jsonl", MOST_METRICS).splitlines()
+        rounds = [json.loads(line) for line in lines]
+        if not rounds or not all(row["round"] >= 1 and "seed" in row for row in rounds):
+            raise ValueError("metrics.jsonl holds no rounds")
+        return Result(accuracy, rounds)
+    except (OSError, *DAMAGED) as error:
+        raise UsageError(
+            f"the finished cell in {str(folder)!r} is damaged ({brief(error)}): remove that "
+            "folder, and it is run again"
+        ) from error
 
 
 def run_cells(
@@ -134,6 +147,7 @@ def _claim(folder: Path) -> Iterator[bool]:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """None where there is no whole file: a run may die while it writes."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+        found = json.loads(read_small(path, MOST_JSON))
+    except (OSError, *DAMAGED):
         return None
+    return found if isinstance(found, dict) else None
