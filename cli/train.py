@@ -16,6 +16,7 @@ from fl2fast.cli.options import (
     read_flags,
     read_given,
 )
+from fl2fast.cli.paths import to_path
 from fl2fast.cli.progress import progress
 from fl2fast.errors import UsageError
 from fl2fast.run_folder import check_folder, is_run
@@ -76,7 +77,7 @@ def _old_run(run: str, flags: dict[str, Any]) -> Path | None:
     if run != "auto":
         if out is not None:
             raise UsageError("--out cannot go with --resume RUN, which goes on in RUN itself")
-        return Path(run)
+        return to_path(run)
     if out is None:
         raise UsageError("--resume auto needs --out: the run that is resumed if it is there")
     return out if is_run(out) else None

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fl2fast.errors import UsageError
 
 CHUNK = 1 << 20
 
@@ -53,8 +56,19 @@ def check(path: Path, cursor: Cursor) -> None:
         raise Damaged(f"{path.name} is not what it was")
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read_rows(path: Path, names: Collection[str]) -> list[dict[str, Any]]:
+    """Rows with these names and with numbers only, singly or in lists."""
+    try:
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        if all(set(names) == set(row) and all(map(_numeric, row.values())) for row in rows):
+            return rows
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise UsageError(f"{str(path)!r} holds rows that no run has written: start a new run")
+
+
+def _numeric(value: Any) -> bool:
+    return value is None or isinstance(value, float | int) or all(map(_numeric, value))
 
 
 def _digest(path: Path, cursor: Cursor) -> "hashlib._Hash":

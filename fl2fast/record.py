@@ -25,12 +25,14 @@ from fl2fast.journal import Journal, read_rows
 from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
 from fl2fast.plot_diagnostics import draw_diagnostics, draw_partition
+from fl2fast.reading import read_small
 from fl2fast.run_folder import CONFIG
-from fl2fast.simulate import RoundReport
+from fl2fast.simulate import METRIC_NAMES, RoundReport
 
 METRICS, TIMING, DIAGNOSTICS = "metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"
+INSIDE = ("seed", "round", "clients", "aggregation_weights", "status", "thresholds", "accepted")
 SETTINGS_FILES = ("env.json", "partition.json", "partition.png")  # and CONFIG
-SUMMARY, CONFUSION = "summary.json", "confusion.json"
+SUMMARY, MOST_SUMMARY = "summary.json", 1 << 24  # bytes
 
 
 def write_settings(world: World, folder: Path) -> None:
@@ -64,10 +66,10 @@ class Recorder:
         cursors = before.journals if before else {}
         names = (METRICS, TIMING, *((DIAGNOSTICS,) if world.method.client else ()))
         self._journals = {name: Journal(out / name, cursors.get(name)) for name in names}
-        self.rows = read_rows(out / METRICS)
-        inside = read_rows(out / DIAGNOSTICS) if DIAGNOSTICS in names else []
+        self.rows = read_rows(out / METRICS, METRIC_NAMES)
+        inside = read_rows(out / DIAGNOSTICS, INSIDE) if DIAGNOSTICS in names else []
         self._inside = _of_first_seed(world, inside)
-        self._confusion = b""  # of the last tested round, if it was one of this process's
+        self._confusion = before.confusion if before else []  # of the last tested round
 
     def add(self, report: RoundReport) -> None:
         self.report = report  # the last one only: a state is as large as three models a seed
@@ -84,7 +86,7 @@ class Recorder:
             self._journals[DIAGNOSTICS].append(_without_confusion(report.diagnostics))
             self._inside += _of_first_seed(self.world, report.diagnostics)
             names = ("seed", "round", "confusion")
-            self._confusion = to_json([{n: row[n] for n in names} for row in report.diagnostics])
+            self._confusion = [{n: row[n] for n in names} for row in report.diagnostics]
         self.tell([*report.events, *self._collapses(report.round)])
 
     def tell(self, events: list[Event]) -> None:
@@ -104,7 +106,7 @@ class Recorder:
             self._progress,
             score,
             {name: journal.cursor for name, journal in self._journals.items()},
-            {CONFUSION: self._confusion} if self._confusion else {},
+            self._confusion,
         )
 
     def close(self) -> None:
@@ -130,9 +132,8 @@ class Recorder:
         )
         draw_curves({self.world.experiment.method: self.rows}, self.out / "curves.png")
         if self._confusion:
-            write_whole(self.out / CONFUSION, self._confusion)
-        if self._inside:
-            (first, *_) = json.loads((self.out / CONFUSION).read_text())
+            write_json(self.out / "confusion.json", self._confusion)
+        for first in _of_first_seed(self.world, self._confusion):
             self._inside[-1]["confusion"] = first["confusion"]
             draw_diagnostics(self._inside, self.out / "diagnostics.png")
         write_json(self.out / SUMMARY, summary)  # last: a run that has one is finished
@@ -232,8 +233,13 @@ def _partition(world: World) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, to_json(value))
+    write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def to_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """Of a finished run; None: it has none that is whole."""
+    try:
+        found = json.loads(read_small(run / SUMMARY, MOST_SUMMARY))
+        return found if {"seeds", "diverged"} <= set(found) else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,10 @@ CONFIG = "config.json"
 def check_folder(out: Path) -> None:
     """Refuse a folder that is in use, before any work is done for it."""
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        above = next(parent for parent in (out, *out.parents) if parent.exists())
+        if not above.is_dir():
+            raise UsageError(f"{str(above)!r} is a file: choose another --out")
+        if out.exists() and any(out.iterdir()):
             resume = f", or go on with it by --resume {out}" if is_run(out) else ""
             raise UsageError(
                 f"{str(out)!r} exists and is not an empty folder: choose another --out or remove "
@@ -54,7 +58,8 @@ def free_folder(stem: str) -> Path:
 
 def default_folder(experiment: Experiment) -> Path:
     dataset = Path(experiment.dataset).name
-    return free_folder(f"{dataset}-{experiment.labels}-{experiment.method}")
+    name = f"{dataset}-{experiment.labels}-{experiment.method}"
+    return free_folder(re.sub(r"[^\w.-]+", "-", name))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fl2fast.engine.cores import Cores
 from fl2fast.engine.round import Outcome, run_round, warm_up
 from fl2fast.engine.world import Federation, ServerState, World
 from fl2fast.errors import UsageError
-from fl2fast.evaluate import Test, evaluate, label_figures
+from fl2fast.evaluate import LABEL_FIGURES, Test, evaluate, label_figures
 from fl2fast.execute import choose_executions
 from fl2fast.experiment import Experiment, check
 from fl2fast.guards import Diverged, Event, divergences, freeze, with_room
@@ -27,6 +27,12 @@ from fl2fast.models.network import Network
 from fl2fast.precision import set_precision
 
 Row = TypeVar("Row")
+
+METRIC_NAMES = (
+    *("round", "seed", "test_accuracy", "test_loss", "predicted_classes"),
+    *LABEL_FIGURES,
+    "lr",
+)
 
 
 class RoundReport(NamedTuple):
@@ -97,7 +103,7 @@ def make_module(
     with rng.torch_seeded(seed, "init"):
         try:
             module = factory(num_classes)
-        except Exception as error:  # the user's own factory: whatever it raises is the news
+        except (Exception, SystemExit) as error:  # the user's own: whatever it raises is the news
             raise UsageError(
                 f"model {experiment.model!r} cannot be made for {num_classes} classes: {error}"
             ) from error

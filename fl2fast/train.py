@@ -19,7 +19,7 @@ from fl2fast.guards import Diverged
 from fl2fast.interrupt import Interrupted, stopping_between_steps
 from fl2fast.machine import environment
 from fl2fast.memory import keep_freed_memory
-from fl2fast.record import SUMMARY, Recorder, write_config, write_settings
+from fl2fast.record import SUMMARY, Recorder, read_summary, write_config, write_settings
 from fl2fast.run_folder import default_folder, new_run, old_run
 from fl2fast.simulate import RoundReport, build_world, simulate
 
@@ -79,10 +79,10 @@ def resume(
         stored = read_settings(record, run)
         done = 0 if checkpoint is None else checkpoint.manifest.round
         asked = apply_changes(stored, dict(changes or {}), preset, done, say)
-        if (run / SUMMARY).is_file():
+        if (summary := read_summary(run)) is not None:
             if asked.rounds == stored.rounds:
                 say(f"{run} is finished: {stored.rounds} rounds")
-                return json.loads((run / SUMMARY).read_text()) | {"out": str(run)}
+                return summary | {"out": str(run)}
             if checkpoint is None:
                 raise UsageError(
                     f"{str(run)!r} is finished and has kept no checkpoint to go on from: start a "

@@ -56,8 +56,8 @@ def test_train_writes_a_whole_run_folder(tmp_path: Path, sizes: Path, capsys) ->
     metrics = rows(out / "metrics.jsonl")
     assert [(row["round"], row["seed"]) for row in metrics] == [(1, 3), (1, 4), (2, 3), (2, 4)]
     assert list(metrics[0]) == [
-        *("round", "seed", "test_accuracy", "test_loss", "label_ratio", "pseudo_label_accuracy"),
-        *("correct_ratio", "wrong_ratio", "cw_ratio", "tau_mean", "lr"),
+        *("round", "seed", "test_accuracy", "test_loss", "predicted_classes", "label_ratio"),
+        *("pseudo_label_accuracy", "correct_ratio", "wrong_ratio", "cw_ratio", "tau_mean", "lr"),
     ]
     for row in metrics:
         assert row["correct_ratio"] + row["wrong_ratio"] == pytest.approx(row["label_ratio"])
@@ -349,4 +349,4 @@ def test_selfcheck_proves_equality_and_sees_a_difference(
 
     monkeypatch.setattr(selfcheck, "resume", careless)
     assert call("selfcheck", "--lowering", "grouped") == 1
-    assert "a run killed and resumed: DIFFERS in metrics.jsonl" in capsys.readouterr().out
+    assert "a run killed and resumed: DIFFERS in metrics.jsonl\n" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from typing import Any
 
 from fl2fast.errors import UsageError
 from fl2fast.experiment import EXECUTION, PRESETS, Experiment, check, experiment
+from fl2fast.reading import read_small
 from fl2fast.run_folder import CONFIG
 
 MAX_BYTES = 1 << 24  # of a config.json
@@ -17,9 +18,7 @@ def read_config_json(run: Path) -> dict[str, Any]:
     """Of a run that has no checkpoint yet."""
     path = run / CONFIG
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError("it is too large")
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_small(path, MAX_BYTES))
         if not isinstance(record, dict):
             raise TypeError("it holds no settings")
         return record

@@ -51,6 +51,7 @@ class Manifest(NamedTuple):
     score: float | None  # mean test accuracy of the round
     diverged: tuple[Divergence, ...]
     journals: dict[str, Cursor]
+    confusion: list[dict[str, Any]]  # of the last tested round, a row per seed
     server: Stored
     clients: dict[Key, Stored]
 
@@ -123,6 +124,7 @@ def _read(body: dict[str, Any]) -> Manifest:
             _plain(name): Cursor(_natural(size), _checksum(sha256))
             for name, (size, sha256) in body["journals"].items()
         },
+        confusion=[_confusion(**row) for row in body["confusion"]],
         server=_stored(*body["server"]),
         clients={
             (_natural(seed), _natural(client)): _stored(size, sha256)
@@ -154,6 +156,13 @@ def _plain(name: str) -> str:
     if not re.fullmatch(r"\w+\.jsonl", name):
         raise ValueError(name)
     return name
+
+
+def _confusion(seed: Any, round: Any, confusion: Any) -> dict[str, Any]:
+    counts = [[_natural(count) for count in row] for row in confusion]
+    if any(len(row) != len(counts) for row in counts):
+        raise ValueError(confusion)
+    return {"seed": _natural(seed), "round": _natural(round), "confusion": counts}
 
 
 def _progress(num_trained: Any, *seconds: Any) -> Progress:

@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
     progress: Progress
     score: float | None
     journals: dict[str, Cursor]
-    files: dict[str, bytes]  # of the run folder, to be there by then
+    confusion: list[dict[str, Any]]
 
 
 class Writer:
@@ -120,7 +120,6 @@ class Writer:
                     yield copy.name, to_bytes(client_tensors(kept))
 
         write_all(self._folder, files())
-        write_all(self._run, snapshot.files.items())
         for name in snapshot.journals:
             sync(self._run / name)
         self._known |= fresh
@@ -133,6 +132,7 @@ class Writer:
             snapshot.score,
             federation.diverged,
             snapshot.journals,
+            snapshot.confusion,
             server,
             {key: stored for key, (_, stored) in self._known.items()},
         )

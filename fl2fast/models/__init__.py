@@ -57,7 +57,7 @@ def check_module(
     try:
         with torch.no_grad():
             shape = tuple(module.eval()(torch.zeros(2, *image_shape)).shape)
-    except Exception as error:  # the user's own forward: whatever it raises is the news
+    except (Exception, SystemExit) as error:  # the user's own: whatever it raises is the news
         raise UsageError(f"model {name!r} fails on images of {image_shape}: {error}") from error
     if shape != (2, num_classes):
         raise UsageError(
