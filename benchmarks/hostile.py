@@ -28,6 +28,7 @@ import torch
 
 from benchmarks.harness import write_record
 from benchmarks.hostile_inputs import GENERATORS, Case, Place, make_case, verdicts
+from benchmarks.hostile_runs import stopped_run
 from fl2fast.cli.main import main as fl2fast
 
 LIMIT = 20  # seconds of a case in this process,
@@ -35,7 +36,11 @@ PROCESS_LIMIT = 120  # and of one that is a process of its own
 GROWTH = 512 << 20  # bytes that a case may add to this process's largest size
 ADDRESS_SPACE = 24 << 30  # bytes of a process; torch alone maps many
 LONGEST = 1_000  # characters of a sentence
-PROGRESS = re.compile(r"(reading|checking|writing|getting|waiting for) .*")  # data get and import
+PROGRESS = re.compile(  # of data get and import; and what --resume warns of
+    r"(reading|checking|writing|getting|waiting for) .*|checkpoint round-.* is damaged: .*"
+    r"|.*: its copy is whole and takes its place|.* not the same as when .*"
+)
+GENERATORS["--resume"] = (stopped_run, 8)
 
 
 class Outcome(NamedTuple):

@@ -73,6 +73,8 @@ def _numeric(value: Any) -> bool:
 
 def _digest(path: Path, cursor: Cursor) -> "hashlib._Hash":
     digest, left = hashlib.sha256(), cursor.size
+    if path.exists() and not path.is_file():  # a pipe or a device might never end
+        raise Damaged(f"{path.name} is no file")
     try:
         with path.open("rb") as file:
             while left and (part := file.read(min(CHUNK, left))):

@@ -30,13 +30,13 @@ def read_config_json(run: Path) -> dict[str, Any]:
 
 
 def read_settings(record: dict[str, Any], run: Path) -> Experiment:
-    """An experiment as a run stored it; a setting newer than the run has its default value."""
+    """An experiment as a run stored it, whole."""
     known = {field.name for field in fields(Experiment)}
-    unknown = sorted(set(record) - known)
-    if unknown:
+    if odd := sorted(known ^ set(record)):
         raise UsageError(
-            f"{str(run)!r} has the setting {unknown[0]!r}, which this version does not know: "
-            "resume it with the version that made it"
+            f"{str(run)!r} {'lacks' if odd[0] in known else 'has'} the setting {odd[0]!r}, which "
+            f"this version {'needs' if odd[0] in known else 'does not know'}: resume it with the "
+            "version that made it"
         )
     values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in record.items()}
     made = Experiment(**values)

@@ -81,22 +81,23 @@ def client_stem(key: Key) -> str:
 
 def encode(manifest: Manifest) -> bytes:
     clients = [[*key, *entry] for key, entry in sorted(manifest.clients.items())]
-    body = {"format": FORMAT, **manifest._asdict(), "clients": clients}
-    return _text(hashlib.sha256(_text(body)).hexdigest(), body)
+    return sign({"format": FORMAT, **manifest._asdict(), "clients": clients})
 
 
-def _text(*parts: Any) -> bytes:
-    value = parts[0] if len(parts) == 1 else {"sha256": parts[0], "checkpoint": parts[1]}
+def sign(body: Any) -> bytes:
+    """With a checksum in front."""
+    return _text({"sha256": hashlib.sha256(_text(body)).hexdigest(), "checkpoint": body})
+
+
+def _text(value: Any) -> bytes:
     return (json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n").encode()
 
 
 def decode(content: bytes, name: str) -> Manifest:
     """The manifest, or `Damaged` if these are not the bytes that were written."""
     try:
-        whole = json.loads(content)
-        checksum, body = whole["sha256"], whole["checkpoint"]
-        genuine = hashlib.sha256(_text(body)).hexdigest() == checksum
-        if not genuine or _text(checksum, body) != content:
+        body = json.loads(content)["checkpoint"]
+        if sign(body) != content:
             raise Damaged(f"{name} does not match its checksum")
         if body["format"] != FORMAT:
             raise Damaged(

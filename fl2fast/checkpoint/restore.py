@@ -116,10 +116,14 @@ def _read_tensors(folder: Path, stored: Stored, name: str) -> Tensors:
 
 
 def _read(path: Path, most: int) -> bytes:
+    if path.exists() and not path.is_file():  # a pipe or a device might never end
+        raise Damaged(f"{path.name} is no file")
     try:
-        if (size := path.stat().st_size) > most:
-            raise Damaged(f"{path.name} has {size} bytes, more than {most}")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise Damaged(f"{path.name} has more than {most} bytes")
+        return content
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
 
