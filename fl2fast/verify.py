@@ -81,7 +81,7 @@ def _error(ours: Tensor, recorded: np.ndarray) -> float:
     gap = np.abs(a.astype(np.float64) - recorded)
     if not np.isfinite(gap).all():
         return float("inf")
-    return float(gap.max(initial=0.0) / max(np.abs(recorded).max(initial=0.0), 1e-300))
+    return float(gap.max(initial=0.0)) / max(float(np.abs(recorded).max(initial=0.0)), 1e-300)
 
 
 Triple = tuple[str, Tensor, np.ndarray]
