@@ -1,4 +1,4 @@
-"""Federations at the edge of what makes sense: each ends as DETERMINISM.md's neighbour says.
+"""Federations at the edge of what makes sense: each ends as docs/robustness.md says.
 
 A client of one image, no accepted row anywhere, clients that are all alike, a class that no client
 has. They are no errors: the run ends, its numbers are finite, and its figures say what happened.
@@ -96,7 +96,7 @@ def test_no_accepted_row_anywhere(settings: dict[str, Any], method: str, tmp_pat
 @pytest.mark.parametrize("method", METHODS)
 def test_clients_that_are_all_alike(settings: dict[str, Any], method: str) -> None:
     """Equal rows still have draws of their own; their thresholds are as close as their views."""
-    made = fl2fast.experiment(**settings | {"method": method, "cohort": 5})
+    made = fl2fast.experiment(**settings | {"method": method, "cohort": 5, "sure": 0.1})
     world = fl2fast.build_world(made)
     (split,) = world.splits
     reports = run(dealt(world, [split.clients[0]] * 5))
