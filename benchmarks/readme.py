@@ -13,9 +13,15 @@ from benchmarks.method_tables import (
     texts_table,
 )
 from benchmarks.peers import table as peers_table
+from benchmarks.robustness_tables import (
+    checkpointing_table,
+    corruption_table,
+    hostile_table,
+    kills_table,
+)
 
 ROOT = Path(__file__).parents[1]
-DOCS = ("augmentation.md", "performance.md", "methods.md", "reproduce.md")
+DOCS = ("augmentation.md", "performance.md", "methods.md", "reproduce.md", "robustness.md")
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
 
 
@@ -246,6 +252,10 @@ TABLES = {
     "reproduced": reproduced_table,
     "figures": figures_table,
     "texts": texts_table,
+    "kills": kills_table,
+    "corruption": corruption_table,
+    "hostile": hostile_table,
+    "checkpointing": checkpointing_table,
 }
 RECORD_OF = {"figures": "reproduced", "texts": "reproduced"}  # where another than the table's name
 

@@ -23,19 +23,20 @@ def progress(title: str = "") -> Iterator[Callable[[RoundReport], None]]:
         yield _plain_lines(title)
         return
     columns = (
-        bar.TextColumn(f"{title}round {{task.completed:.0f}}/{{task.total:.0f}}"),
+        bar.TextColumn(f"{title}round {{task.fields[place]}}"),
         bar.BarColumn(bar_width=24),
         bar.TextColumn("ETA"),
         bar.TimeRemainingColumn(),
         bar.TextColumn("{task.fields[figures]}"),
     )
     live = bar.Progress(*columns, console=Console(stderr=True))
-    task = live.add_task("rounds", total=None, figures="")
+    task = live.add_task("rounds", total=None, figures="", place="")
 
     def show(report: RoundReport) -> None:
         live.start()  # not before the first round: a refusal is to stand alone
         rounds = report.world.experiment.rounds
-        live.update(task, total=rounds, completed=report.round, figures=describe(report))
+        place, figures = f"{report.round}/{rounds}", describe(report)
+        live.update(task, total=rounds, completed=report.round, place=place, figures=figures)
 
     try:
         yield show

@@ -350,3 +350,13 @@ def test_selfcheck_proves_equality_and_sees_a_difference(
     monkeypatch.setattr(selfcheck, "resume", careless)
     assert call("selfcheck", "--lowering", "grouped") == 1
     assert "a run killed and resumed: DIFFERS in metrics.jsonl\n" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_one_live_line(
+    tmp_path: Path, sizes: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert call("train", *TINY, "--config", sizes, "--out", tmp_path / "run") == 0
+    captured = capsys.readouterr()
+    assert "round 2/2" in captured.err
+    assert "round 1/2" not in captured.out

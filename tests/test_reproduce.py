@@ -14,6 +14,7 @@ import pytest
 from fl2fast.cli.main import main
 from fl2fast.errors import UsageError
 from fl2fast.experiment import Experiment
+from fl2fast.guards import Diverged
 from fl2fast.reproduce import scales
 from fl2fast.reproduce.cells import Cell, Target, choose_cells, find_target, make_cells, targets
 from fl2fast.reproduce.outputs import fill, write_outputs
@@ -220,6 +221,31 @@ def test_an_interruption_costs_one_cell(stop_in: str, kept: list[str], tmp_path:
     last = Watcher()
     run_cells(cells, out, last.listen, write)
     assert last.trained == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_interrupted_cell_goes_on_where_it_was(tmp_path: Path) -> None:
+    """After its last whole round, and on another execution if that is asked for."""
+    out, (_, cell) = tmp_path / "out", toys()
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], out, Watcher("(FL)^2", 1).listen)
+    said: list[str] = []
+    run_cells([cell], out, Watcher().listen, say=said.append, lowering="grouped")
+    assert any("goes on after round 1" in sentence for sentence in said)
+    config = json.loads((cell_folder(cell, out) / "config.json").read_text())
+    assert config["lowering"] == "grouped"
+    assert read_result(cell, out) is not None
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_cell_that_diverges_stops_no_other(tmp_path: Path) -> None:
+    first, second = toys()
+    wild = first._replace(settings=first.settings | {"lr": 1e30})
+    out, said = tmp_path / "out", list[str]()
+    with pytest.raises(Diverged, match="seed 0 diverged"):
+        run_cells([wild, second], out, Watcher().listen, say=said.append)
+    assert any("Labels" in s and "seed 0 diverged in round 0" in s for s in said)
+    assert read_result(second, out) is not None
 
 
 @pytest.mark.usefixtures("tiny")

@@ -271,3 +271,21 @@ def test_a_manifest_survives_its_own_bytes(stopped: Path) -> None:
     manifest = decode(path.read_bytes(), path.name)
     assert encode(manifest) == path.read_bytes()
     assert decode(encode(manifest), path.name) == manifest
+
+
+@pytest.mark.cuda
+def test_a_run_on_cuda_is_resumed_there_and_on_the_cpu(
+    cuda: torch.device, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The writer copies from the device on a stream of its own, while the next round computes."""
+    made = fl2fast.experiment(**settings | {"device": str(cuda), "dtype": "float64"})
+    whole: list[RoundReport] = []
+    fl2fast.train(made, tmp_path / "whole", on_round=whole.append)
+    for device in ("cuda", "cpu"):
+        run = tmp_path / device
+        with pytest.raises(Interrupted):
+            fl2fast.train(made, run, on_round=Stopper(2))
+        reports: list[RoundReport] = []
+        fl2fast.resume(run, {"device": device}, on_round=reports.append)
+        ends = (reports[-1].state.params_SP.cpu(), whole[-1].state.params_SP.cpu())
+        torch.testing.assert_close(*ends, rtol=1e-8, atol=1e-8)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fl2fast.errors import UsageError, brief
 from fl2fast.experiment import EXECUTION, Experiment, experiment
+from fl2fast.guards import Diverged
 from fl2fast.reading import read_small
 from fl2fast.reproduce.cells import Cell
 from fl2fast.simulate import RoundReport
@@ -83,18 +84,28 @@ def run_cells(
         f"{len(cells)} cells, {len(missing)} to run: {sum(one.seeds for one in made)} runs, the "
         f"seeds of a cell stacked, {sum(one.rounds for one in made):,} stacked rounds"
     )
+    changes = {name: value for name, value in execution.items() if value is not None}
+    diverged = []
     for cell, one in zip(missing, made, strict=True):
         with _claim(cell_folder(cell, out)) as free:
             if not free:
                 say(f"{cell.row}, {cell.column}: another process is at it")
             elif read_result(cell, out) is None:
-                _train(cell, one, out, listener, data_dir, say)
-                after(cell)
+                try:
+                    _train(cell, one, changes, out, listener, data_dir, say)
+                except Diverged as error:
+                    say(f"{cell.row}, {cell.column}: {error}")
+                    diverged.append(error)
+                else:
+                    after(cell)
+    if diverged:
+        raise diverged[0]  # once the others are done
 
 
 def _train(
     cell: Cell,
     made: Experiment,
+    changes: dict[str, str],
     out: Path,
     listener: Listener,
     data_dir: Path | None,
@@ -108,8 +119,9 @@ def _train(
         )
     config = _read_json(folder / "config.json")
     with listener(cell, made) as on_round:
-        if config is not None and _same(cell, config):
-            resume(folder, None, None, data_dir, on_round, say, say)
+        of_this_version = config is not None and set(config) == set(asdict(made))
+        if config is not None and of_this_version and _same(cell, config):
+            resume(folder, changes, None, data_dir, on_round, say, say)
             return
         if folder.exists():
             shutil.rmtree(folder)
