@@ -2,6 +2,7 @@
 
 import io
 import sys
+from contextlib import suppress
 
 import click
 
@@ -63,5 +64,6 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _refuse(message: str, code: int = 2) -> int:
-    click.echo(f"fl2fast: {one_line(message)}", err=True)
+    with suppress(BrokenPipeError):  # the code says it too
+        click.echo(f"fl2fast: {one_line(message)}", err=True)
     return code

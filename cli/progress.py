@@ -4,7 +4,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -50,7 +50,8 @@ def _plain_lines(title: str) -> Callable[[RoundReport], None]:
     def show(report: RoundReport) -> None:
         elapsed, rounds = time.perf_counter() - started, report.world.experiment.rounds
         eta = elapsed / next(done) * (rounds - report.round)
-        click.echo(f"{title}round {report.round}/{rounds}  ETA {eta:.0f} s  {describe(report)}")
+        with suppress(BrokenPipeError):  # a run does not end because nobody reads
+            click.echo(f"{title}round {report.round}/{rounds}  ETA {eta:.0f} s  {describe(report)}")
 
     return show
 

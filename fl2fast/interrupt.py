@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,17 +33,19 @@ def stopping_between_steps() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _asked.clear()
     before = {number: signal.signal(number, _ask) for number in SIGNALS}
     try:
         yield
     finally:
-        _asked.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+        _asked.clear()
 
 
 def _ask(number: int, frame: FrameType | None) -> None:
     if _asked.is_set():
         os._exit(EXIT_CODE)  # nothing may stand in the way; files are whole at any moment
     _asked.set()
-    os.write(2, NOTICE)  # print could be what was interrupted
+    with suppress(OSError):  # nobody may be listening any more
+        os.write(2, NOTICE)  # print could be what was interrupted

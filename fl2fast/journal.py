@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl2fast.errors import UsageError
 
 CHUNK = 1 << 20
+METRICS, TIMING, DIAGNOSTICS = "metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"
 
 
 class Cursor(NamedTuple):
@@ -54,6 +56,18 @@ def check(path: Path, cursor: Cursor) -> None:
     """Refuse, with `Damaged`, a file that does not begin with what the cursor saw."""
     if _digest(path, cursor).hexdigest() != cursor.sha256:
         raise Damaged(f"{path.name} is not what it was")
+
+
+def trim(path: Path, last: int) -> None:
+    """Keep, of a file that nothing depends on, the rows of rounds up to `last`."""
+
+    def wanted(line: bytes) -> bool:
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            return json.loads(line)["round"] <= last
+        return False
+
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    path.write_bytes(b"".join(line for line in lines if line.endswith(b"\n") and wanted(line)))
 
 
 def read_rows(path: Path, names: Collection[str]) -> list[dict[str, Any]]:

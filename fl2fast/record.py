@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from fl2fast.checkpoint.manifest import Manifest, Progress
+from fl2fast.checkpoint.manifest import BEYOND, Manifest, Progress
 from fl2fast.checkpoint.writer import Snapshot
 from fl2fast.durable import write_whole
 from fl2fast.engine.world import Federation, ServerState, World
+from fl2fast.fingerprint import fingerprint
 from fl2fast.guards import COLLAPSED_TESTS, Event, collapsed_since
-from fl2fast.journal import Journal, read_rows
+from fl2fast.journal import DIAGNOSTICS, METRICS, TIMING, Journal, read_rows, trim
 from fl2fast.machine import environment
 from fl2fast.plot import draw_curves
 from fl2fast.plot_diagnostics import draw_diagnostics, draw_partition
@@ -29,9 +30,10 @@ from fl2fast.reading import read_small
 from fl2fast.run_folder import CONFIG
 from fl2fast.simulate import METRIC_NAMES, RoundReport
 
-METRICS, TIMING, DIAGNOSTICS = "metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"
 INSIDE = ("seed", "round", "clients", "aggregation_weights", "status", "thresholds", "accepted")
+PARTITION, MOST_PARTITION = "partition.json", 1 << 30  # bytes
 SETTINGS_FILES = ("env.json", "partition.json", "partition.png")  # and CONFIG
+ACCURACIES = ("test_accuracy_last", "test_accuracy_best")
 SUMMARY, MOST_SUMMARY = "summary.json", 1 << 24  # bytes
 
 
@@ -40,7 +42,7 @@ def write_settings(world: World, folder: Path) -> None:
     write_config(world, folder)
     write_json(folder / "env.json", environment(world.experiment.device))
     partition = _partition(world)
-    write_json(folder / "partition.json", partition)
+    write_json(folder / PARTITION, partition)
     held = [client["classes"] for client in partition["seeds"][0]["clients"]]
     draw_partition(np.array(held), folder / "partition.png")
 
@@ -64,7 +66,8 @@ class Recorder:
         self._before = before.progress if before else Progress()
         self._progress, self._started = self._before, time.perf_counter()
         cursors = before.journals if before else {}
-        names = (METRICS, TIMING, *((DIAGNOSTICS,) if world.method.client else ()))
+        names = (METRICS, *((DIAGNOSTICS,) if world.method.client else ()))
+        trim(out / TIMING, before.round if before else 0)
         self._journals = {name: Journal(out / name, cursors.get(name)) for name in names}
         self.rows = read_rows(out / METRICS, METRIC_NAMES)
         inside = read_rows(out / DIAGNOSTICS, INSIDE) if DIAGNOSTICS in names else []
@@ -81,7 +84,8 @@ class Recorder:
             self._before.wall_seconds + time.perf_counter() - self._started,
         )
         self._journals[METRICS].append(report.metrics)
-        self._journals[TIMING].append([timing_row(report)])
+        with (self.out / TIMING).open("a") as file:
+            file.write(json.dumps(timing_row(report)) + "\n")
         if report.diagnostics:
             self._journals[DIAGNOSTICS].append(_without_confusion(report.diagnostics))
             self._inside += _of_first_seed(self.world, report.diagnostics)
@@ -181,8 +185,8 @@ def accuracies(rows: list[dict[str, Any]]) -> dict[str, Any]:
         {"seed": seed, "test_accuracy_last": values[-1], "test_accuracy_best": max(values)}
         for seed, values in by_seed.items()
     ]
-    names = ("test_accuracy_last", "test_accuracy_best")
-    return {"seeds": seeds, "mean": {n: float(np.mean([s[n] for s in seeds])) for n in names}}
+    mean = {name: float(np.mean([seed[name] for seed in seeds])) for name in ACCURACIES}
+    return {"seeds": seeds, "mean": mean}
 
 
 def images_per_second(num_trained: int, seconds: float) -> float | None:
@@ -229,7 +233,16 @@ def _partition(world: World) -> dict[str, Any]:
             for rows in split.clients
         ]
         seeds.append({"seed": seed, "labelled": split.labelled.tolist(), "clients": clients})
-    return {"partition": world.experiment.partition, "seeds": seeds}
+    about = {"partition": world.experiment.partition, "fingerprint": fingerprint(world)}
+    return {**about, "seeds": seeds}
+
+
+def read_fingerprint(run: Path) -> str | None:
+    """Of what the run read when it was made; None: its file is not there, or not whole."""
+    try:
+        return json.loads(read_small(run / PARTITION, MOST_PARTITION))["fingerprint"]
+    except (OSError, ValueError, TypeError, KeyError, *BEYOND):
+        return None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -237,9 +250,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """Of a finished run; None: it has none that is whole."""
+    """Of a finished run; None: it has none that is whole, and is to be finished again."""
     try:
         found = json.loads(read_small(run / SUMMARY, MOST_SUMMARY))
-        return found if {"seeds", "diverged"} <= set(found) else None
-    except (OSError, ValueError, TypeError, RecursionError):
+        for row in found["seeds"]:
+            if not all(isinstance(row[name], int | float) for name in ("seed", *ACCURACIES)):
+                return None
+        known = all({"seed", "round", "where"} <= set(row) for row in found["diverged"])
+        return found if known else None
+    except (OSError, ValueError, TypeError, KeyError, *BEYOND):
         return None

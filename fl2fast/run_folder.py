@@ -4,6 +4,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +17,16 @@ from fl2fast.experiment import Experiment
 CONFIG = "config.json"
 
 
+SCRATCH = ".new"  # in a folder that is there already, or the end of one that is not
+
+
 def check_folder(out: Path) -> None:
     """Refuse a folder that is in use, before any work is done for it."""
     try:
         above = next(parent for parent in (out, *out.parents) if parent.exists())
         if not above.is_dir():
             raise UsageError(f"{str(above)!r} is a file: choose another --out")
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and any(path.name != SCRATCH for path in out.iterdir()):
             resume = f", or go on with it by --resume {out}" if is_run(out) else ""
             raise UsageError(
                 f"{str(out)!r} exists and is not an empty folder: choose another --out or remove "
@@ -33,7 +37,12 @@ def check_folder(out: Path) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / CONFIG).is_file()
+    try:
+        return stat.S_ISREG(os.stat(folder / CONFIG).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UsageError(f"cannot look into {str(folder)!r}: {error.strerror}") from error
 
 
 def claim_folder(out: Path) -> Path:
@@ -64,32 +73,43 @@ def default_folder(experiment: Experiment) -> Path:
 
 @contextmanager
 def new_run(out: Path, fill: Callable[[Path], object]) -> Iterator[None]:
-    """Make `out` with all that `fill` writes in it, at once and by a rename; held by this process.
+    """Make `out` with all that `fill` writes in it, whole or not at all; held by this process.
 
-    The folder is filled under a hidden name, which is also the lock: what a killed process leaves
-    there is cleared by the next one that asks for the same `out`.
+    A new folder is filled under a hidden name and renamed. One that is there and empty, which
+    could be a mount point, is filled in place, its config last: that is what makes it a run.
     """
     check_folder(out)
-    scratch = out.with_name(f".{out.name}.new")
+    there = out.is_dir()
+    scratch = out / SCRATCH if there else out.with_name(f".{out.name}{SCRATCH}")
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        handle = os.open(scratch, os.O_RDONLY)
+        handle = os.open(out if there else scratch, os.O_RDONLY)
     except OSError as error:
         raise _unwritable(out, error) from error
     with _held(handle, out):
         try:
-            for leftover in scratch.iterdir():
+            for leftover in scratch.iterdir():  # of a killed process
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             fill(scratch)
             sync(scratch)
-            scratch.rename(out)
-            sync(out.parent)
+            if there:
+                _move_into(scratch, out)
+            else:
+                scratch.rename(out)
+                sync(out.parent)
         except BaseException as error:
             shutil.rmtree(scratch, ignore_errors=True)
             if isinstance(error, OSError):
                 raise _unwritable(out, error) from error
             raise
         yield
+
+
+def _move_into(scratch: Path, out: Path) -> None:
+    for path in sorted(scratch.iterdir(), key=lambda path: path.name == CONFIG):
+        path.rename(out / path.name)
+        sync(out)
+    scratch.rmdir()
 
 
 @contextmanager
@@ -100,7 +120,11 @@ def old_run(run: Path) -> Iterator[None]:
             f"{str(run)!r} is not a run folder, which holds {CONFIG}: give one that "
             "`fl2fast train` has made"
         )
-    with _held(os.open(run, os.O_RDONLY), run):
+    try:
+        handle = os.open(run, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"cannot look into {str(run)!r}: {error.strerror}") from error
+    with _held(handle, run):
         yield
 
 
@@ -114,6 +138,8 @@ def _held(handle: int, run: Path) -> Iterator[None]:
             raise UsageError(
                 f"another process is at {str(run)!r}: wait for it, or choose another folder"
             ) from error
+        except OSError:  # a file system that knows no such locks: there is nothing to hold
+            pass
         yield
     finally:
         os.close(handle)

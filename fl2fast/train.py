@@ -1,25 +1,35 @@
 """A whole run in one call: simulate, record, keep; and the same for a run that was stopped."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl2fast.checkpoint.changes import apply_changes, read_config_json, read_settings
 from fl2fast.checkpoint.manifest import Manifest, encode
-from fl2fast.checkpoint.restore import Checkpoint, fingerprint, newest_whole, revive
+from fl2fast.checkpoint.restore import Checkpoint, newest_whole, revive
 from fl2fast.checkpoint.writer import FOLDER, Known, Writer
 from fl2fast.durable import write_whole
 from fl2fast.engine.world import Federation, World
 from fl2fast.errors import UsageError
 from fl2fast.experiment import Experiment
+from fl2fast.fingerprint import fingerprint
 from fl2fast.guards import Diverged
 from fl2fast.interrupt import Interrupted, stopping_between_steps
 from fl2fast.machine import environment
 from fl2fast.memory import keep_freed_memory
-from fl2fast.record import SUMMARY, Recorder, read_summary, write_config, write_settings
+from fl2fast.record import (
+    SUMMARY,
+    Recorder,
+    read_fingerprint,
+    read_summary,
+    write_config,
+    write_settings,
+)
 from fl2fast.run_folder import default_folder, new_run, old_run
 from fl2fast.simulate import RoundReport, build_world, simulate
 
@@ -55,7 +65,7 @@ def train(
     folder = Path(out) if out is not None else default_folder(experiment)
     world = _prepare(experiment, data_dir, say)
     with new_run(folder, lambda scratch: write_settings(world, scratch)):
-        return _go_on(folder, world, Start(), on_round, warn)
+        return _go_on(folder, world, lambda: Start(), on_round, warn)
 
 
 def resume(
@@ -89,12 +99,9 @@ def resume(
                     f"new run of {asked.rounds} rounds"
                 )
         world = _prepare(asked, data_dir, say)
-        if checkpoint is None:
-            say(f"{run} starts over: it has no checkpoint yet")
-            return _go_on(run, world, Start(), on_round, warn)
-        say(f"{run} goes on after round {done}")
-        start = _start(run, world, checkpoint, warn)
-        return _go_on(run, world, start, on_round, warn)
+        told = f"goes on after round {done}" if done else "starts over: it has no checkpoint yet"
+        say(f"{run} {told}")
+        return _go_on(run, world, partial(_start, run, world, checkpoint, warn), on_round, warn)
 
 
 def _prepare(experiment: Experiment, data_dir: str | Path | None, say: Say) -> World:
@@ -103,28 +110,32 @@ def _prepare(experiment: Experiment, data_dir: str | Path | None, say: Say) -> W
     return build_world(experiment, None if data_dir is None else Path(data_dir), say)
 
 
-def _start(run: Path, world: World, checkpoint: Checkpoint, warn: Say) -> Start:
-    """The checkpoint's federation, and its manifest with the settings that now hold."""
-    manifest = checkpoint.manifest
-    if fingerprint(world) != manifest.fingerprint:
+def _start(run: Path, world: World, checkpoint: Checkpoint | None, warn: Say) -> Start:
+    """The checkpoint's federation; from here on the world's settings are the run's."""
+    known = read_fingerprint(run) if checkpoint is None else checkpoint.manifest.fingerprint
+    if known not in (None, fingerprint(world)):
         raise UsageError(
             f"the dataset or the user's own model or method has changed since {str(run)!r} was "
             "stopped: put it back, or start a new run"
         )
-    here = _machine(world)
-    if others := [name for name, value in here.items() if manifest.machine.get(name) != value]:
+    if checkpoint is None:
+        write_settings(world, run)
+        return Start()
+    machine = checkpoint.manifest.machine
+    if others := [name for name, value in _machine(world).items() if machine.get(name) != value]:
         warn(
             f"{', '.join(others)} not the same as when {str(run)!r} was stopped: results are the "
             "same to rounding, not byte for byte"
         )
-    federation, known = revive(world, checkpoint)
-    (run / SUMMARY).unlink(missing_ok=True)  # first: a run that has one is finished
-    settings = asdict(world.experiment)
-    if json.loads(json.dumps(settings)) != manifest.experiment:
-        manifest = manifest._replace(experiment=settings)
-        write_whole(run / FOLDER / manifest.name, encode(manifest))
-    write_config(world, run)
-    return Start(federation, manifest, tuple(checkpoint.manifests), known)
+    federation, files = revive(world, checkpoint)
+    settings = json.loads(json.dumps(asdict(world.experiment)))
+    if settings != checkpoint.manifest.experiment:
+        (run / SUMMARY).unlink(missing_ok=True)  # first: a run that has one is finished
+        for manifest in checkpoint.manifests:  # all: an older one may have to do
+            changed = manifest._replace(experiment=settings)
+            write_whole(run / FOLDER / manifest.name, encode(changed))
+        write_config(world, run)
+    return Start(federation, checkpoint.manifest, tuple(checkpoint.manifests), files)
 
 
 def _machine(world: World) -> dict[str, Any]:
@@ -133,29 +144,46 @@ def _machine(world: World) -> dict[str, Any]:
     return {name: found[name] for name in ("device", "cpu", "threads", "python", "versions")}
 
 
-def _go_on(run: Path, world: World, start: Start, on_round: OnRound, warn: Say) -> dict[str, Any]:
-    e, federation, before = world.experiment, start.federation, start.manifest
-    with _explained(run) as kept:
-        writer = _writer(run, world, start) if e.checkpoint_every else None
-        recorder = Recorder(run, world, warn, before)
+def _go_on(
+    run: Path, world: World, begin: Callable[[], Start], on_round: OnRound, warn: Say
+) -> dict[str, Any]:
+    with _explained(run, world.experiment) as kept, stopping_between_steps():
+        start = begin()
+        kept.append(start.manifest.round if start.manifest else 0)
+        writer = _writer(run, world, start) if world.experiment.checkpoint_every else None
+        recorder = Recorder(run, world, warn, start.manifest)
         try:
-            with stopping_between_steps():
-                for report in simulate(world, federation):
-                    federation = report.federation
-                    recorder.add(report)
-                    if writer and e.is_due(report.round, e.checkpoint_every):
-                        writer.write(recorder.snapshot())
-                    on_round(report)
+            federation = _train(world, start.federation, recorder, writer, on_round)
         except Diverged as error:
             recorder.tell(error.events)
             raise
         finally:
             recorder.close()
             if writer:
-                writer.close()
-                kept.append(writer.newest)
-        assert federation is not None, "a run has at least one round"
+                try:
+                    writer.close()
+                finally:
+                    kept.append(writer.newest)
         return recorder.finish(federation) | {"out": str(run)}
+
+
+def _train(
+    world: World,
+    federation: Federation | None,
+    recorder: Recorder,
+    writer: Writer | None,
+    on_round: OnRound,
+) -> Federation:
+    """The rounds that are left, recorded and kept: the last federation."""
+    e = world.experiment
+    for report in simulate(world, federation):
+        federation = report.federation
+        recorder.add(report)
+        if writer and e.is_due(report.round, e.checkpoint_every):
+            writer.write(recorder.snapshot())
+        on_round(report)
+    assert federation is not None, "a run has at least one round"
+    return federation
 
 
 def _writer(run: Path, world: World, start: Start) -> Writer:
@@ -170,21 +198,28 @@ def _writer(run: Path, world: World, start: Start) -> Writer:
 
 
 @contextmanager
-def _explained(run: Path) -> Iterator[list[int]]:
+def _explained(run: Path, experiment: Experiment) -> Iterator[list[int]]:
     """What stops a run says which rounds are kept, and how to go on; the block appends the last."""
     kept = [0]
 
     def left() -> str:
         rounds = f"rounds 1 to {kept[-1]} are kept" if kept[-1] else "no round is kept"
-        return f"{rounds}: go on with `fl2fast train --resume {run}`"
+        code = "".join(
+            f" --{name} {shlex.quote(value)}"
+            for name, value in (("method", experiment.method), ("model", experiment.model))
+            if ".py:" in value
+        )
+        return f"{rounds}: go on with `fl2fast train --resume {shlex.quote(str(run))}{code}`"
 
     try:
         yield kept
     except Interrupted as error:
         raise Interrupted(f"stopped; {left()}") from error
     except Diverged as error:
-        last = f"round {kept[-1]} of {run} was the last good one" if kept[-1] else "none was good"
-        raise Diverged(error.seeds, left=f"{last}; try a smaller --lr") from error
+        rounds = f"rounds 1 to {kept[-1]} are kept in {run}" if kept[-1] else "no round is kept"
+        raise Diverged(error.seeds, left=f"{rounds}; try a smaller --lr") from error
+    except MemoryError as error:
+        raise UsageError(f"out of memory; {left()}, where there is more") from error
     except OSError as error:
         raise UsageError(
             f"cannot write to {str(run)!r} ({error.strerror or error}); {left()}, once there is "

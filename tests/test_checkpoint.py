@@ -284,6 +284,39 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["a file", "a dangling link"])
+def test_checkpoints_that_cannot_be_listed_are_not_none(run: Path, kind: str) -> None:
+    """Starting over would overwrite the rows that they rest on."""
+    folder, aside = run / FOLDER, run / "aside"
+    folder.rename(aside)
+    folder.write_text("") if kind == "a file" else folder.symlink_to("nowhere")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="cannot be listed"):
+        fl2fast.resume(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    folder.unlink()
+    aside.rename(folder)
+    fl2fast.resume(run)
+
+
+@pytest.mark.parametrize("kind", ["here", "empty", "a link"])
+def test_an_empty_folder_becomes_a_run_in_place(
+    kind: str, tmp_path: Path, small_digits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be a mount point, which no rename replaces."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".new").mkdir()  # of a process that was killed there
+    (tmp_path / "link").symlink_to(out)
+    monkeypatch.chdir(out)
+    given = {"here": Path("."), "empty": out, "a link": tmp_path / "link"}[kind]
+    settings = TINY | {"dataset": small_digits, "rounds": 1}
+    fl2fast.train(fl2fast.experiment(**settings), given)
+    assert (out / "summary.json").is_file()
+    assert not (out / ".new").exists()
+    assert newest_whole(out, pytest.fail) is not None
+
+
 def test_scratch_files_of_a_killed_writer_are_cleared(run: Path) -> None:
     (run / FOLDER / "server-0.safetensors.part").write_bytes(b"half")
     fl2fast.resume(run)
@@ -339,6 +372,8 @@ def test_a_disk_of_five_megabytes(
     kept = newest_whole(run, pytest.fail)
     assert kept is not None
     assert f"rounds 1 to {kept.manifest.round} are kept" in err
+    assert call("train", "--resume", run) == 2
+    assert f"rounds 1 to {kept.manifest.round} are kept" in capsys.readouterr().err
     roomy = tmp_path / "roomy"
     shutil.copytree(run, roomy)
     assert call("train", "--resume", roomy) == 0

@@ -19,7 +19,14 @@ from fl2fast.reproduce import scales
 from fl2fast.reproduce.cells import Cell, Target, choose_cells, find_target, make_cells, targets
 from fl2fast.reproduce.outputs import fill, write_outputs
 from fl2fast.reproduce.run import Result, cell_folder, make_experiment, read_result, run_cells
-from fl2fast.reproduce.tables import Filled, describe_settings, latex, markdown, mean_std
+from fl2fast.reproduce.tables import (
+    Filled,
+    beside,
+    describe_settings,
+    latex,
+    markdown,
+    mean_std,
+)
 
 TINY = {
     **{"rounds": 2, "epochs": 1, "clients": 4, "cohort": 2, "pretrain": 1, "eval_every": 1},
@@ -248,6 +255,12 @@ def test_a_cell_that_diverges_stops_no_other(tmp_path: Path) -> None:
     assert read_result(second, out) is not None
 
 
+def test_a_seed_that_diverged_is_missed_in_the_table() -> None:
+    cell = Cell("(FL)^2", "digits", "mini", {"seeds": 3}, 73.2)
+    filled = Filled(cell, Result([50.0, 60.0], []))
+    assert beside(filled) == "55.0(7.1) [2 of 3 seeds, the others diverged] / 73.2"
+
+
 @pytest.mark.usefixtures("tiny")
 def test_equal_runs_write_equal_bytes(tmp_path: Path) -> None:
     written = []
@@ -291,9 +304,10 @@ def test_a_finished_run_with_other_settings_is_not_deleted(tmp_path: Path) -> No
     assert read_result(cell, tmp_path) is not None  # computed elsewhere, but the same
     path.write_text(json.dumps(config | {"lr": 7.0}))
     assert read_result(cell, tmp_path) is None
-    with pytest.raises(UsageError, match="finished run with other settings"):
+    with pytest.raises(UsageError, match="something else than"):
         run_cells([cell], tmp_path, Watcher().listen)
     assert path.is_file()
+    path.write_text(json.dumps(config))
     (path.parent / "summary.json").write_text('{"seeds": [')  # died while writing it
     again = Watcher()
     run_cells([cell], tmp_path, again.listen)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -239,9 +240,93 @@ def test_a_method_file_that_changed_is_refused(settings: dict[str, Any], tmp_pat
     made = fl2fast.experiment(**settings | {"method": f"{file}:flfl"})
     with pytest.raises(Interrupted):
         fl2fast.train(made, run, on_round=Stopper(1))
+    with pytest.raises(UsageError, match=r"uses code of its own.* say --method"):
+        fl2fast.resume(run)
     file.write_text("from fl2fast.methods.cat import cat as flfl\n")
     with pytest.raises(UsageError, match="own model or method has changed"):
+        fl2fast.resume(run, {"method": made.method})
+    file.write_text("from fl2fast.methods.flfl import flfl\n")
+    fl2fast.resume(run, {"method": made.method})
+
+
+def test_code_named_by_a_strange_folder_is_not_run(stopped: Path, tmp_path: Path) -> None:
+    file = tmp_path / "evil.py"
+    file.write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\n")
+    (path, *_) = sorted((stopped / FOLDER).glob("round-*.json"), reverse=True)
+    manifest = decode(path.read_bytes(), path.name)
+    settings = manifest.experiment | {"method": f"{file}:flfl"}
+    path.write_bytes(encode(manifest._replace(experiment=settings)))
+    with pytest.raises(UsageError, match="uses code of its own"):
+        fl2fast.resume(stopped)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_dataset_folder_may_move(
+    settings: dict[str, Any], small_digits: str, tmp_path: Path
+) -> None:
+    data, moved, run = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
+    shutil.copytree(small_digits, data)
+    with pytest.raises(Interrupted):
+        fl2fast.train(
+            fl2fast.experiment(**settings | {"dataset": str(data)}), run, on_round=Stopper(1)
+        )
+    data.rename(moved)
+    with pytest.raises(UsageError, match="unknown dataset"):
         fl2fast.resume(run)
+    fl2fast.resume(run, {"dataset": str(moved)})
+
+
+def test_a_run_that_starts_over_takes_the_changes_and_minds_its_data(
+    settings: dict[str, Any], small_digits: str, tmp_path: Path
+) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(small_digits, data)
+    settings |= {"dataset": str(data), "checkpoint_every": 0}
+    with pytest.raises(Interrupted, match="no round is kept"):
+        fl2fast.train(fl2fast.experiment(**settings), run, on_round=Stopper(2))
+    labels = np.load(data / "train_labels.npy")
+    np.save(data / "train_labels.npy", labels[::-1])
+    with pytest.raises(UsageError, match="dataset"):
+        fl2fast.resume(run)
+    np.save(data / "train_labels.npy", labels)
+    fl2fast.resume(run, {"rounds": 5})
+    assert json.loads((run / "config.json").read_text())["rounds"] == 5
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 5
+    said: list[str] = []
+    fl2fast.resume(run, say=said.append)
+    assert said == [f"{run} is finished: 5 rounds"]
+
+
+def test_an_extension_outlives_its_newest_checkpoint(stopped: Path) -> None:
+    with pytest.raises(Interrupted):
+        fl2fast.resume(stopped, {"rounds": 6}, on_round=Stopper(4))
+    newest_file = max((stopped / FOLDER).glob("round-*.json"))
+    newest_file.write_bytes(b"bad")
+    fl2fast.resume(stopped)
+    assert len((stopped / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_what_says_how_fast_is_not_needed(stopped: Path, settings: dict[str, Any]) -> None:
+    (stopped / "timing.jsonl").write_bytes(b"\xff{half")
+    fl2fast.resume(stopped, {"clients": 5, "partition": "dirichlet:1.0"}, warn=pytest.fail)
+    (row,) = map(json.loads, (stopped / "timing.jsonl").read_text().splitlines())
+    assert row["round"] == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["seeds", "diverged"]',
+        '{"seeds": 1, "diverged": []}',
+        '{"seeds": [{}], "diverged": []}',
+        '{"seeds": [{"seed": 0, "test_accuracy_last": null}], "diverged": []}',
+        "{",
+    ],
+)
+def test_a_summary_that_is_none_is_made_again(stopped: Path, text: str) -> None:
+    summary = fl2fast.resume(stopped)
+    (stopped / "summary.json").write_text(text)
+    assert fl2fast.resume(stopped)["seeds"] == summary["seeds"]
 
 
 def test_one_process_at_a_time(stopped: Path) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fl2fast.engine.world import Divergence, Key
-from fl2fast.journal import Cursor, Damaged
+from fl2fast.journal import METRICS, Cursor, Damaged
 
 FORMAT = 1
 MAX_BYTES = 1 << 28  # of a manifest; a client takes about a hundred
 MANIFEST_NAME = re.compile(r"round-\d{6,}\.json")
 
+BEYOND = (AttributeError, OverflowError, RecursionError)  # what JSON can do to a reader
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -104,7 +105,7 @@ def decode(content: bytes, name: str) -> Manifest:
                 f"{name} has the format {body['format']!r}, but this version reads {FORMAT}"
             )
         return _read(body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, *BEYOND) as error:
         raise Damaged(f"{name} is not a manifest ({type(error).__name__})") from error
 
 
@@ -121,10 +122,7 @@ def _read(body: dict[str, Any]) -> Manifest:
             Divergence(_natural(seed), _natural(round), _kind(str, where))
             for seed, round, where in body["diverged"]
         ),
-        journals={
-            _plain(name): Cursor(_natural(size), _checksum(sha256))
-            for name, (size, sha256) in body["journals"].items()
-        },
+        journals=_journals(body["journals"]),
         confusion=[_confusion(**row) for row in body["confusion"]],
         server=_stored(*body["server"]),
         clients={
@@ -157,6 +155,15 @@ def _plain(name: str) -> str:
     if not re.fullmatch(r"\w+\.jsonl", name):
         raise ValueError(name)
     return name
+
+
+def _journals(found: dict[str, Any]) -> dict[str, Cursor]:
+    if METRICS not in found:
+        raise KeyError(METRICS)
+    return {
+        _plain(name): Cursor(_natural(size), _checksum(sha256))
+        for name, (size, sha256) in found.items()
+    }
 
 
 def _confusion(seed: Any, round: Any, confusion: Any) -> dict[str, Any]:

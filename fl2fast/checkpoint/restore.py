@@ -5,12 +5,12 @@ checked before it is used.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -50,8 +50,7 @@ class Checkpoint(NamedTuple):
 
 def newest_whole(run: Path, warn: Callable[[str], object]) -> Checkpoint | None:
     """None: the run has not come to its first checkpoint. Damaged ones are named to `warn`."""
-    names = [path for path in (run / FOLDER).glob("*") if MANIFEST_NAME.fullmatch(path.name)]
-    newest_first = sorted(names, key=lambda path: int(path.stem.removeprefix("round-")))[::-1]
+    newest_first = sorted(_manifests(run), key=lambda p: int(p.stem.removeprefix("round-")))[::-1]
     whole, manifests = None, []
     for path in newest_first:
         try:
@@ -69,6 +68,18 @@ def newest_whole(run: Path, warn: Callable[[str], object]) -> Checkpoint | None:
             "again with another --out"
         )
     return None
+
+
+def _manifests(run: Path) -> list[Path]:
+    """A folder that cannot be listed is not one without checkpoints: a run must not start over."""
+    folder = run / FOLDER
+    try:
+        names = os.listdir(folder) if os.path.lexists(folder) else []
+    except OSError as error:
+        raise UsageError(
+            f"the checkpoints in {str(folder)!r} cannot be listed: {error.strerror}"
+        ) from error
+    return [folder / name for name in names if MANIFEST_NAME.fullmatch(name)]
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -119,11 +130,9 @@ def _read(path: Path, most: int) -> bytes:
     if path.exists() and not path.is_file():  # a pipe or a device might never end
         raise Damaged(f"{path.name} is no file")
     try:
-        with path.open("rb") as file:
-            content = file.read(most + 1)
-        if len(content) > most:
+        if path.stat().st_size > most:
             raise Damaged(f"{path.name} has more than {most} bytes")
-        return content
+        return path.read_bytes()
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
 
@@ -180,6 +189,8 @@ def _check_sound(world: World, federation: Federation, keys: set[Key]) -> None:
     e = world.experiment
     if federation.round > e.rounds:
         raise UsageError(f"the checkpoint is of round {federation.round}, but there are {e.rounds}")
+    if federation.frozen >= set(e.seed_list):
+        raise UsageError("every seed of the checkpoint has diverged: start a new run")
     strangers = {seed for seed, _ in keys} | federation.frozen
     strangers -= set(e.seed_list)
     if strangers or any(client >= e.clients for _, client in keys):
@@ -188,19 +199,3 @@ def _check_sound(world: World, federation: Federation, keys: set[Key]) -> None:
     for seed, *fine in zip(e.seed_list, *map(Tensor.tolist, finite[1:]), strict=True):
         if not all(fine) and seed not in federation.frozen:
             raise UsageError(f"the checkpoint holds numbers of seed {seed} that are not finite")
-
-
-def fingerprint(world: World) -> str:
-    """SHA-256 of what a run reads besides its settings: inputs, labels, parts, plug-ins."""
-    digest = hashlib.sha256()
-    inputs = vars(world.inputs).values()
-    for tensor in (*filter(torch.is_tensor, inputs), world.truth, world.test_labels):
-        digest.update(repr((tensor.shape, tensor.dtype)).encode())
-        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-    for split in world.splits:
-        for rows in (split.labelled, *split.clients):
-            digest.update(rows.tobytes())
-    for name in (world.experiment.model, world.experiment.method):
-        if ".py:" in name:
-            digest.update(Path(name.rpartition(":")[0]).read_bytes())
-    return digest.hexdigest()

@@ -65,6 +65,7 @@ class Writer:
         self._pending: Future[None] | None = None
         self._side: torch.cuda.Stream | None = None
         self._folder.mkdir(exist_ok=True)
+        sync(run)
         remove_scratch(self._folder)
 
     @property
@@ -91,6 +92,7 @@ class Writer:
         """Wait, as `wait` does, and let the thread go."""
         try:
             self.wait()
+            self._clear()  # what a process left that was killed just before it did
         finally:
             self._thread.shutdown()
 
@@ -142,6 +144,8 @@ class Writer:
 
     def _clear(self) -> None:
         """Remove what is neither among the last ones nor the best, manifests first."""
+        if not self._manifests:
+            return
         last = sorted(self._manifests)[-self._keep :]
         best = max(self._manifests.values(), key=lambda m: (m.score is not None, m.score, -m.round))
         self._manifests = {

@@ -6,7 +6,6 @@ resumed, so a command that is repeated goes on where it was stopped.
 
 import fcntl
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -112,20 +111,18 @@ def _train(
     say: Callable[[str], object],
 ) -> None:
     folder = cell_folder(cell, out)
-    if _read_json(folder / "summary.json") is not None:
-        raise UsageError(
-            f"{str(folder)!r} holds a finished run with other settings than this version's for "
-            f"{cell.row}, {cell.column}: move it away or choose another --out"
-        )
     config = _read_json(folder / "config.json")
+    goes_on = config is not None and set(config) == set(asdict(made)) and _same(cell, config)
+    if folder.exists() and not goes_on:
+        raise UsageError(
+            f"{str(folder)!r} holds something else than this version's run for {cell.row}, "
+            f"{cell.column}: move it away or choose another --out"
+        )
     with listener(cell, made) as on_round:
-        of_this_version = config is not None and set(config) == set(asdict(made))
-        if config is not None and of_this_version and _same(cell, config):
+        if goes_on:
             resume(folder, changes, None, data_dir, on_round, say, say)
-            return
-        if folder.exists():
-            shutil.rmtree(folder)
-        train(made, folder, data_dir, on_round, say, say)
+        else:
+            train(made, folder, data_dir, on_round, say, say)
 
 
 def _same(cell: Cell, config: dict[str, Any]) -> bool:

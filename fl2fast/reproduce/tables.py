@@ -98,8 +98,12 @@ def number(mean: float | None, std: float | None) -> str:
 
 def beside(filled: Filled) -> str:
     """Ours / the paper's."""
-    ours = (None, None) if filled.result is None else mean_std(filled.result.accuracy)
-    return f"{number(*ours)} / {number(filled.cell.mean, filled.cell.std)}"
+    theirs = number(filled.cell.mean, filled.cell.std)
+    if filled.result is None:
+        return f"{number(None, None)} / {theirs}"
+    seeds, all_seeds = len(filled.result.accuracy), filled.cell.settings.get("seeds", 1)
+    left = "" if seeds == all_seeds else f" [{seeds} of {all_seeds} seeds, the others diverged]"
+    return f"{number(*mean_std(filled.result.accuracy))}{left} / {theirs}"
 
 
 def grid(filled: list[Filled]) -> list[list[str]]:
