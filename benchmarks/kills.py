@@ -120,16 +120,16 @@ def last_checkpoint(run: Path) -> Manifest | None:
     return checkpoint.manifest._replace(journals=journals, progress=None)  # type: ignore[arg-type]
 
 
-def kill(trial: Trial, process: Any, run: Path, seconds: float) -> None:
-    """Wait for the trial's moment and kill; the process may be faster."""
-    begun, target = time.perf_counter(), trial.share * seconds
+def kill(writing_only: bool, share: float, process: Any, run: Path, seconds: float) -> None:
+    """Wait for the moment and kill; the process may be faster."""
+    begun, target = time.perf_counter(), share * seconds
     checkpoints, seen, was_writing = run / FOLDER, 0, False
     while process.is_alive() and time.perf_counter() - begun < LIMIT:
-        if trial.writing:
+        if writing_only:
             writing = any(name.endswith(SCRATCH) for name in _names(checkpoints))
             seen += writing and not was_writing
             was_writing = writing
-            if writing and seen > trial.share * SETTINGS["rounds"]:
+            if writing and seen > share * SETTINGS["rounds"]:
                 break
         elif time.perf_counter() - begun >= target:
             break
@@ -162,12 +162,14 @@ def stage(run: Path, exit_code: int | None) -> str:
 
 
 def attempt(trial: Trial, config: Path, whole: Path, seconds: float) -> dict[str, Any]:
-    """Kill, resume, compare; the folder goes away if all is well."""
+    """Kill once or twice, resume, compare; the folder goes away if all is well."""
     run = config.parent / f"trial-{trial.number}"
     words = ["train", "--config", str(config), "--resume", "auto", "--out", str(run)]
-    process = start(words)
-    kill(trial, process, run, seconds)
-    killed = stage(run, process.exitcode)
+    killed = []
+    for share in trial.shares:
+        process = start(words)
+        kill(trial.writing, share, process, run, seconds)
+        killed.append(stage(run, process.exitcode))
     code = finish(words)
     wrong = [] if code == 0 else [f"exit code {code}"]
     if not wrong:
