@@ -2,9 +2,9 @@
 
 Every trial is a process of its own that SIGKILL ends at a keyed moment: half of them at a time
 drawn over the whole run, from before its folder exists until after its last round, half while a
-file of a checkpoint is being written. It is then resumed to its end. Weights, rows, diagnostics,
-settings and the last checkpoint must have the bytes of a run that nobody killed. Exit code 1 if one
-trial is off.
+file of a checkpoint is being written. Half of both are killed once more while they resume. Resumed
+to its end, a run must have the bytes of one that nobody killed: weights, rows, diagnostics, settings
+and the last checkpoint. Exit code 1 if one trial is off.
 """
 
 import itertools
@@ -77,7 +77,7 @@ class Trial(NamedTuple):
     number: int
     kind: Kind
     writing: bool  # killed while a checkpoint is written, else at any time
-    share: float  # of the run's time, or of its checkpoints
+    shares: tuple[float, ...]  # of the run's time, or of its checkpoints: one for every kill
 
 
 def run_command(words: list[str]) -> None:
@@ -146,10 +146,17 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+FASTER = "not killed: it was faster"
+
+
+def is_killed(row: dict[str, Any]) -> bool:
+    return any(stage != FASTER for stage in row["killed"])
+
+
 def stage(run: Path, exit_code: int | None) -> str:
     """How far a killed run had come."""
     if exit_code != -signal.SIGKILL:
-        return "not killed: it was faster"
+        return FASTER
     if not run.is_dir():
         return "before its folder"
     if any(name.endswith(SCRATCH) for name in _names(run / FOLDER)):
@@ -186,34 +193,37 @@ def trials(seed: int) -> Iterator[Trial]:
     draws = np.random.Generator(np.random.Philox(seed))
     kinds = itertools.cycle(map(Kind._make, itertools.product(METHODS, LOWERINGS, PARTITIONS)))
     for number, kind in enumerate(kinds):
-        yield Trial(number, kind, number // 12 % 2 == 1, float(draws.uniform(0, 1.05)))
+        times = 1 + number // 24 % 2
+        shares = tuple(draws.uniform(0, 1.05 / times, times).tolist())
+        yield Trial(number, kind, number // 12 % 2 == 1, shares)
 
 
 @click.command()
-@click.option("--kills", default=120, show_default=True)
+@click.option("--kills", "num", default=120, show_default=True, help="Runs that are killed.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--workers", default=2, show_default=True)
-def main(kills: int, seed: int, workers: int) -> None:
+def main(num: int, seed: int, workers: int) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "FL2FAST_OFFLINE": "1"}
     multiprocessing.set_forkserver_preload(["fl2fast.cli.main", "benchmarks.harness"])
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows = run_trials(folder, kills, seed, workers)
-    real = [row for row in rows if not row["killed"].startswith("not")]
+        rows = run_trials(folder, num, seed, workers)
+    real = [row for row in rows if is_killed(row)]
     wrong = [row for row in rows if row["wrong"]]
     for row in wrong:
         click.echo(f"OFF: {row}")
-    stages = Counter(row["killed"] for row in rows)
+    stages = Counter(stage for row in rows for stage in row["killed"])
+    kills = sum(count for name, count in stages.items() if name != FASTER)
     kinds = Counter(row["kind"] for row in real)
     for name, count in [*sorted(stages.items()), *sorted(kinds.items())]:
         click.echo(f"{name:<36}{count:>5}")
-    click.echo(
-        f"{len(real) - len(wrong)} of {len(real)} killed runs ended byte for byte as whole ones"
-    )
+    equal = len(real) - sum(bool(row["wrong"]) for row in real)
+    click.echo(f"{equal} of {len(real)} runs, killed {kills} times, ended as whole ones")
     about = {
-        "kills": len(real),
-        "equal": len(real) - len(wrong),
+        "kills": kills,
+        "runs": len(real),
+        "equal": equal,
         "stages": stages,
         "kinds": kinds,
         "settings": SETTINGS,
@@ -254,7 +264,7 @@ def run_trials(folder: Path, kills: int, seed: int, workers: int) -> list[dict[s
             row = attempt(trial, configs[kind], truths[kind], seconds[kind])
             with lock:
                 rows.append(row)
-                left += row["killed"].startswith("not")
+                left += not is_killed(row)
                 click.echo(f"{row['number']:>4} {row['kind']}: {row['killed']} {row['wrong']}")
 
     with ThreadPoolExecutor(workers) as pool:

@@ -6,14 +6,15 @@ from benchmarks.harness import machine
 
 
 def kills_table(record: dict[str, Any]) -> str:
-    lines = ["| killed | runs |", "|---|---|"]
+    lines = ["| killed | times |", "|---|---|"]
     stages = {name: num for name, num in record["stages"].items() if not name.startswith("not")}
     lines += [f"| {name} | {num} |" for name, num in sorted(stages.items())]
     each = sorted(set(record["kinds"].values()))
     spread = f"{each[0]} to {each[-1]}" if len(each) > 1 else f"{each[0]}"
     note = (
-        f"{record['equal']} of {record['kills']} ended byte for byte like runs that nobody killed; "
-        f"flfl, semifl and fedmatch, loop and grouped, iid and Dirichlet, {spread} kills each; "
+        f"{record['equal']} of {record['runs']} runs, killed {record['kills']} times in all, ended "
+        f"byte for byte like runs that nobody killed; flfl, semifl and fedmatch, loop and grouped, "
+        f"iid and Dirichlet, {spread} runs each; "
         f"{machine(record)}."
     )
     return "\n".join([*lines, "", note])
