@@ -3,8 +3,8 @@
 Every trial is a process of its own that SIGKILL ends at a keyed moment: half of them at a time
 drawn over the whole run, from before its folder exists until after its last round, half while a
 file of a checkpoint is being written. Half of both are killed once more while they resume. Resumed
-to its end, a run must have the bytes of one that nobody killed: weights, rows, diagnostics, settings
-and the last checkpoint. Exit code 1 if one trial is off.
+to its end, a run must have the bytes of one that nobody killed: weights, rows, diagnostics,
+settings and the last checkpoint. Exit code 1 if one trial is off.
 """
 
 import itertools
