@@ -134,7 +134,7 @@ def _start(run: Path, world: World, checkpoint: Checkpoint | None, warn: Say) ->
         for manifest in checkpoint.manifests:  # all: an older one may have to do
             changed = manifest._replace(experiment=settings)
             write_whole(run / FOLDER / manifest.name, encode(changed))
-        write_config(world, run)
+    write_config(world, run)  # of a changed run that was killed here it may be an old one
     return Start(federation, checkpoint.manifest, tuple(checkpoint.manifests), files)
 
 
