@@ -19,6 +19,7 @@ def write_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
         for name, content in files:
             scratch = folder / f"{name}{SCRATCH}"
             written.append(scratch)
+            be_plain(scratch)
             with scratch.open("wb") as file:
                 file.write(content)
                 file.flush()
@@ -30,6 +31,12 @@ def write_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
             scratch.unlink(missing_ok=True)
         raise
     sync(folder)
+
+
+def be_plain(path: Path) -> None:
+    """Remove what bears a file's name and is none: a link would lead away, a pipe never end."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.unlink()
 
 
 def sync(path: Path) -> None:

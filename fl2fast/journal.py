@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fl2fast.durable import be_plain, write_whole
 from fl2fast.errors import UsageError
 
 CHUNK = 1 << 20
@@ -31,7 +32,9 @@ class Journal:
     def __init__(self, path: Path, cursor: Cursor | None = None) -> None:
         """A new file, or an old one cut back to a cursor that `check` has passed."""
         self._digest, self._size = hashlib.sha256(), 0
-        if cursor is not None:
+        if cursor is None:
+            be_plain(path)
+        else:
             self._digest, self._size = _digest(path, cursor), cursor.size
         self._file = path.open("ab" if cursor else "wb", buffering=0)
         self._file.truncate(self._size)
@@ -67,7 +70,7 @@ def trim(path: Path, last: int) -> None:
         return False
 
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    path.write_bytes(b"".join(line for line in lines if line.endswith(b"\n") and wanted(line)))
+    write_whole(path, b"".join(ln for ln in lines if ln.endswith(b"\n") and wanted(ln)))
 
 
 def read_rows(path: Path, names: Collection[str]) -> list[dict[str, Any]]:

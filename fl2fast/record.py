@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from fl2fast.checkpoint.manifest import BEYOND, Manifest, Progress
 from fl2fast.checkpoint.writer import Snapshot
-from fl2fast.durable import write_whole
+from fl2fast.durable import be_plain, write_whole
 from fl2fast.engine.world import Federation, ServerState, World
 from fl2fast.fingerprint import fingerprint
 from fl2fast.guards import COLLAPSED_TESTS, Event, collapsed_since
@@ -96,6 +96,7 @@ class Recorder:
     def tell(self, events: list[Event]) -> None:
         """Keep what went wrong, and say it."""
         for event in events:
+            be_plain(self.out / "events.jsonl")
             with (self.out / "events.jsonl").open("a") as file:
                 file.write(json.dumps(event._asdict()) + "\n")
             self._warn(event.says)

@@ -378,6 +378,22 @@ def test_a_disk_of_five_megabytes(
     assert contents(roomy) == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", ["timing.jsonl", "metrics.jsonl", "timing.jsonl.part"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link out"])
+def test_what_only_bears_the_name_of_a_file_is_replaced(
+    run: Path, name: str, kind: str, tmp_path: Path
+) -> None:
+    """A pipe would wait for ever, a link would be written through."""
+    shutil.rmtree(run / FOLDER)  # it starts over: nothing rests on its rows
+    outside = tmp_path / "thesis.txt"
+    outside.write_text("years of work")
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name) if kind == "a pipe" else (run / name).symlink_to(outside)
+    fl2fast.resume(run)
+    assert outside.read_text() == "years of work"
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
+
+
 def test_a_forged_file_holds_no_code(run: Path) -> None:
     """A pickle with a fitting checksum is no tensor file."""
     content = b"cos\nsystem\n(S'touch /tmp/owned'\ntR."
