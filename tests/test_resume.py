@@ -77,6 +77,7 @@ def stopped(settings: dict[str, Any], tmp_path: Path) -> Path:
         ("flfl", {"seeds": 2}),
         ("flfl", {"client_momentum": "fresh", "eval_every": 3}),
         ("semifl", {"lowering": "cores"}),
+        ("cat", {"checkpoint_every": 2, "eval_every": 2, "rounds": 5}),
         ("fedmatch", {"lowering": "loop"}),
         ("fedcon", {}),
         ("supervised", {}),

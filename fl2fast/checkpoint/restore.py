@@ -25,7 +25,7 @@ from fl2fast.checkpoint.manifest import (
     client_stem,
     decode,
 )
-from fl2fast.checkpoint.writer import FOLDER, Known
+from fl2fast.checkpoint.writer import CLIENT_TENSORS, FOLDER, SERVER_ROWS, Known
 from fl2fast.durable import write_whole
 from fl2fast.engine.visit import probe
 from fl2fast.engine.world import ClientStore, Federation, Finite, Key, ServerState, World
@@ -35,8 +35,6 @@ from fl2fast.models.network import Stats
 from fl2fast.simulate import initial_state
 
 Tensors = dict[str, Tensor]
-SERVER_ROWS = ["params", "server_momentum", "aggregate_momentum"]
-CLIENT_TENSORS = ("momentum", "kept")  # in the order of a store's fields
 
 
 class Checkpoint(NamedTuple):

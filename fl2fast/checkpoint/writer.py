@@ -30,6 +30,9 @@ from fl2fast.engine.world import ClientStore, Federation, Key, ServerState
 from fl2fast.journal import Cursor
 
 FOLDER = "checkpoints"
+# in the order of the fields of a state, and of a store
+SERVER_ROWS: list[str] = ["params", "server_momentum", "aggregate_momentum"]
+CLIENT_TENSORS = ("momentum", "kept")
 
 Kept = tuple[Tensor | None, Tensor | None]  # a client's momentum, and what its method keeps
 Known = dict[Key, tuple[Kept, Stored]]  # clients whose files are whole
@@ -169,16 +172,14 @@ def _is_same(a: Kept, b: Kept) -> bool:
 
 def server_tensors(state: ServerState) -> dict[str, Tensor]:
     return {
-        "params": state.params_SP,
-        "server_momentum": state.server_momentum_SP,
-        "aggregate_momentum": state.aggregate_momentum_SP,
+        **dict(zip(SERVER_ROWS, state[:3], strict=True)),
         "mean": torch.stack([stats.mean_Q for stats in state.stats_S]),
         "var": torch.stack([stats.var_Q for stats in state.stats_S]),
     }
 
 
 def client_tensors(kept: Kept) -> dict[str, Tensor]:
-    named = zip(("momentum", "kept"), kept, strict=True)
+    named = zip(CLIENT_TENSORS, kept, strict=True)
     return {name: tensor for name, tensor in named if tensor is not None}
 
 
